@@ -5,9 +5,9 @@ everything that has been used, stored or stored again since the oldest live run 
 its time, storing an existing blob updates the blob's. Since either can happen between check and removal, no file is
 unlinked under its name: it is renamed first, and renamed back if its time has changed.
 
-Killed at any instant, the store is valid: a record is removed before its row in the index, and blobs after both are
-gone. In between, a record without its file is restored from its row, and a blob without a record is unused bytes that
-the next collection removes.
+Killed at any instant, the store is valid: blobs are removed after the records that need them, and a blob without a
+record is unused bytes that the next collection removes. A run that finds the file of a record gone when it marks it as
+used writes it again.
 
 A build that found everything up to date touches one file of its plan, not every record: ``standing/*.keys``, text with
 one key per line, next to the plan itself under the same name with another suffix. The newer modification time of the
@@ -19,22 +19,20 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from itertools import islice
+from math import inf
 from pathlib import Path
 
 from winml_dag.errors import StoreError
 from winml_dag.file_reading import change_time_ns, read_text
-from winml_dag.store.cache_folder import KEYS_SUFFIX, PLAN_CACHE, log_size
+from winml_dag.store.cache_folder import KEYS_SUFFIX, PLAN_CACHE
 from winml_dag.store.files import PARTIAL, bytes_below, files_below, in_words, partial_beside, remove_file, remove_tree
-from winml_dag.store.records import Record
 from winml_dag.store.store import Store
+from winml_dag.store.usage import log_size
 
 _LOCK = "collect"
-# Files of records to remove before their rows are removed in one batch.
-_ROWS_AT_ONCE = 200
 # How long quarantined files, logs and plans are kept by default.
 _LEFTOVER_SECONDS = 30 * 86_400.0
 # A time that is further ahead comes from a clock that was wrong.
@@ -83,48 +81,27 @@ class Collected:
 
 
 @dataclass(frozen=True)
-class _Kept:
-    """A record as found: when its file, and when it was last used, the size of its file, the digests that it needs."""
+class _Found:
+    """The file of a record or of a blob.
 
-    key: str
-    file_used_ns: int
-    used_ns: int
-    size: int
-    digests: frozenset[str]
-
-
-@dataclass(frozen=True)
-class _Bytes:
-    """A blob as found."""
+    ``time_ns`` is the file time that a use changes. Of a record, ``used_ns`` is when it was last used, and ``needs``
+    has the digests of its blobs.
+    """
 
     path: Path
     size: int
-    changed_ns: int
-    accessed_ns: int
-    in_use: bool
-
-
-@dataclass(frozen=True)
-class _Survey:
-    """The content of the store. ``horizon_ns``: everything used since then may be in use."""
-
-    now_ns: int
-    horizon_ns: int
-    records: tuple[_Kept, ...]
-    blobs: dict[str, _Bytes]
-
-    @property
-    def size(self) -> int:
-        return sum(record.size for record in self.records) + sum(blob.size for blob in self.blobs.values())
+    time_ns: int
+    is_in_use: bool
+    used_ns: int = 0
+    needs: frozenset[str] = frozenset()
 
 
 @dataclass
 class _Choice:
-    """What to remove: records in order, and the blobs that are then unneeded."""
+    """What to remove: records by key, and by digest the blobs that are then unneeded. What is in use is counted."""
 
-    records: list[_Kept] = field(default_factory=list)
-    blobs: list[str] = field(default_factory=list)
-    freed: int = 0
+    records: dict[str, _Found] = field(default_factory=dict)
+    blobs: dict[str, _Found] = field(default_factory=dict)
     records_in_use: int = 0
     blobs_in_use: int = 0
 
@@ -147,13 +124,13 @@ def collect(store: Store, limits: Limits, *, dry_run: bool = False, wait: bool =
             # Behave like any run: `cache clear` is rejected meanwhile, and scratch folders of dead runs are removed.
             root = stack.enter_context(store.scratch.open())
             now_ns = _file_time(root)
-        survey = _look(store, now_ns, root)
-        if survey.size <= limits.above_bytes:
-            collected = Collected(left_bytes=survey.size)
+        records, blobs = _look(store, now_ns, root)
+        if (size := _size_of(records) + _size_of(blobs)) <= limits.above_bytes:
+            collected = Collected(left_bytes=size)
         else:
             seconds = _LEFTOVER_SECONDS if limits.older_than_seconds is None else limits.older_than_seconds
-            choice, old_ns = _choose(survey, limits), now_ns - int(seconds * 10**9)
-            collected = _remove(store, survey, choice, old_ns, dry_run=dry_run)
+            choice, old_ns = _choose(records, blobs, limits, now_ns), now_ns - int(seconds * 10**9)
+            collected = _remove(store, records, choice, size, old_ns, dry_run=dry_run)
         if not dry_run:
             log_size(store.folder, collected.left_bytes)
         return collected
@@ -166,157 +143,125 @@ def _file_time(folder: Path) -> int:
     return probe.stat().st_mtime_ns
 
 
-def _look(store: Store, now_ns: int, own: Path | None) -> _Survey:
+def _size_of(files: Mapping[str, _Found]) -> int:
+    return sum(file.size for file in files.values())
+
+
+def _look(store: Store, now_ns: int, own: Path | None) -> tuple[dict[str, _Found], dict[str, _Found]]:
+    """All records by key, those last used first, and all blobs by digest."""
     # Determine this before checking any file: a run that starts later uses nothing older than this moment.
     began_ns = store.scratch.oldest_began(own)
-    # Without live runs, a time far ahead does not mean use, but a wrong clock.
-    end_ns = now_ns + _AHEAD_NS if began_ns is None else None
+    # Everything that was used since then may be in use.
     horizon_ns = now_ns if began_ns is None else min(now_ns, began_ns)
+    # Without live runs, a time far ahead does not mean use, but a wrong clock.
+    end_ns = now_ns + _AHEAD_NS if began_ns is None else inf
     blobs = {}
     for blob in store.blobs.all():
         with suppress(FileNotFoundError):
             if blob.digest:
                 status = blob.path.lstat()
-                changed_ns = change_time_ns(blob.path, status)
-                touched_ns = max(changed_ns, status.st_atime_ns)
-                in_use = touched_ns >= horizon_ns and (end_ns is None or touched_ns < end_ns)
-                blobs[blob.digest] = _Bytes(blob.path, status.st_size, changed_ns, status.st_atime_ns, in_use)
-    held = held_by_plans(store)
-    records = tuple(_kept(store, record, held.get(record.cache_key, 0), now_ns) for record in _records(store))
-    return _Survey(now_ns, horizon_ns, records, blobs)
-
-
-def _records(store: Store) -> Iterator[Record]:
-    """Every record.
-
-    A damaged one counts as absent, but an unreadable one raises an error: otherwise the blobs that it needs would seem
-    unneeded.
-    """
-    found = {record.cache_key: record for record in store.records.all()}
+                touched_ns = max(change_time_ns(blob.path, status), status.st_atime_ns)
+                is_in_use = horizon_ns <= touched_ns < end_ns
+                blobs[blob.digest] = _Found(blob.path, status.st_size, _blob_time(status), is_in_use)
+    held, records = held_by_plans(store), {}
     for key in store.records.keys():  # noqa: SIM118  # not a mapping
-        if key not in found:
-            with suppress(FileNotFoundError, StoreError):
-                found[key] = store.records.read_file(key)
-    yield from found.values()
+        # A damaged record counts as absent, but an unreadable one raises an error: otherwise the blobs that it needs
+        # would seem unneeded.
+        with suppress(FileNotFoundError, StoreError):
+            record, path = store.records.read_file(key), store.records.path(key)
+            if path.stat().st_mtime_ns > now_ns + _AHEAD_NS:
+                # It would be kept for as long as the clock was wrong. Reset it, so that it ages like all others.
+                with suppress(PermissionError):
+                    os.utime(path, ns=(now_ns, now_ns))
+            status = path.stat()
+            used_ns = max(status.st_mtime_ns, min(held.get(key, 0), now_ns))
+            needs = frozenset(file.digest for file in (*record.files(), *filter(None, [record.log])))
+            is_in_use = used_ns >= horizon_ns
+            records[key] = _Found(path, status.st_size, _record_time(status), is_in_use, used_ns, needs)
+    return dict(sorted(records.items(), key=lambda item: (item[1].used_ns, item[0]))), blobs
 
 
-def _kept(store: Store, record: Record, held_ns: int, now_ns: int) -> _Kept:
-    key = record.cache_key
-    path = store.records.path(key)
-    used_ns = store.records.last_used_ns(key)
-    if used_ns > now_ns + _AHEAD_NS:
-        # It would be kept for as long as the clock was wrong. Reset it, so that it ages like all others.
-        with suppress(OSError):
-            os.utime(path, ns=(now_ns, now_ns))
-        used_ns = store.records.last_used_ns(key)
-    size = 0
-    with suppress(FileNotFoundError):
-        size = path.stat().st_size
-    log = () if record.log is None else (record.log,)
-    digests = frozenset(file.digest for file in (*record.files(), *log))
-    return _Kept(key, used_ns, max(used_ns, min(held_ns, now_ns)), size, digests)
+def _record_time(status: os.stat_result) -> int:
+    return status.st_mtime_ns
 
 
-def _choose(survey: _Survey, limits: Limits) -> _Choice:
+def _blob_time(status: os.stat_result) -> int:
+    # Its modification time is the stamp. Storing it again sets the access time.
+    return status.st_atime_ns
+
+
+def _choose(records: Mapping[str, _Found], blobs: Mapping[str, _Found], limits: Limits, now_ns: int) -> _Choice:
     choice = _Choice()
-    needs = Counter(digest for record in survey.records for digest in record.digests)
-    old_ns = survey.now_ns - int((limits.older_than_seconds or 0) * 10**9)
-    size = survey.size
+    needs = Counter(digest for record in records.values() for digest in record.needs)
+    old_ns = now_ns - int((limits.older_than_seconds or 0) * 10**9)
+    size = _size_of(records) + _size_of(blobs)
 
     def drop(digests: Iterable[str]) -> None:
+        nonlocal size
         for digest in digests:
-            blob = survey.blobs.get(digest)
-            if blob is None or needs[digest]:
-                continue
-            if blob.in_use:
-                choice.blobs_in_use += 1
-            else:
-                choice.blobs.append(digest)
-                choice.freed += blob.size
+            if digest in blobs and not needs[digest]:
+                if blobs[digest].is_in_use:
+                    choice.blobs_in_use += 1
+                else:
+                    choice.blobs[digest] = blobs[digest]
+                    size -= blobs[digest].size
 
-    drop(digest for digest in survey.blobs if not needs[digest])
-    for record in sorted(survey.records, key=lambda record: (record.used_ns, record.key)):
+    drop(blobs)
+    for key, record in records.items():
         is_old = limits.older_than_seconds is not None and record.used_ns < old_ns
-        is_too_much = limits.max_bytes is not None and size - choice.freed > limits.max_bytes
+        is_too_much = limits.max_bytes is not None and size > limits.max_bytes
         if not (is_old or is_too_much):
             break  # the following ones were used later
-        if record.used_ns >= survey.horizon_ns:
+        if record.is_in_use:
             choice.records_in_use += 1
             continue
-        choice.records.append(record)
-        choice.freed += record.size
-        needs.subtract(record.digests)
-        drop(record.digests)
+        choice.records[key] = record
+        size -= record.size
+        needs.subtract(record.needs)
+        drop(record.needs)
     return choice
 
 
-def _remove(store: Store, survey: _Survey, choice: _Choice, old_ns: int, *, dry_run: bool) -> Collected:
-    """Remove *choice*, and leftovers from before *old_ns*."""
-    gone = {record.key: record for record in (choice.records if dry_run else _removed_records(store, choice.records))}
-    needed = {digest for record in survey.records if record.key not in gone for digest in record.digests}
-    unneeded = (survey.blobs[digest] for digest in choice.blobs if digest not in needed)
-    removed = [blob for blob in unneeded if dry_run or _remove_blob(blob)]
+def _remove(
+    store: Store, records: Mapping[str, _Found], choice: _Choice, size: int, old_ns: int, *, dry_run: bool
+) -> Collected:
+    """Remove *choice* of *size* bytes, and leftovers from before *old_ns*."""
+    gone = {
+        key: record for key, record in choice.records.items() if dry_run or _remove_unless_used(record, _record_time)
+    }
+    # A record that was used meanwhile is back, and needs its blobs.
+    gone = {key: record for key, record in gone.items() if dry_run or not record.path.exists()}
+    needed = {digest for key, record in records.items() if key not in gone for digest in record.needs}
+    blobs = {
+        digest: blob
+        for digest, blob in choice.blobs.items()
+        if digest not in needed and (dry_run or _remove_unless_used(blob, _blob_time))
+    }
     rest = [size for path, size in _leftovers(store, old_ns, gone) if dry_run or _remove_leftover(path)]
     if not dry_run:
-        latest = store.index.read("latest", store.index.names("latest"))
-        if dead := [name for name, key in latest.items() if key in gone]:
-            store.index.remove("latest", dead)
+        store.records.forget(gone)
         store.locks.remove_free()
-    freed = sum(record.size for record in gone.values()) + sum(blob.size for blob in removed)
+    freed = _size_of(gone) + _size_of(blobs)
     return Collected(
         records=len(gone),
-        blobs=len(removed),
+        blobs=len(blobs),
         leftovers=len(rest),
         freed_bytes=freed + sum(rest),
-        left_bytes=survey.size - freed,
+        left_bytes=size - freed,
         records_in_use=choice.records_in_use + len(choice.records) - len(gone),
-        blobs_in_use=choice.blobs_in_use + len(choice.blobs) - len(removed),
+        blobs_in_use=choice.blobs_in_use + len(choice.blobs) - len(blobs),
     )
 
 
-def _removed_records(store: Store, records: Iterable[_Kept]) -> list[_Kept]:
-    gone = []
-    rest = iter(records)
-    while batch := list(islice(rest, _ROWS_AT_ONCE)):
-        some = [record for record in batch if _remove_record(store, record)]
-        store.index.remove("record", [record.key for record in some])
-        gone += some
-    # A record that was used meanwhile is back, and needs its blobs.
-    return [record for record in gone if not store.records.path(record.key).exists()]
-
-
-def _remove_record(store: Store, record: _Kept) -> bool:
-    """False if the record was used since it was checked."""
-    path = store.records.path(record.key)
-    if store.records.last_used_ns(record.key) > record.file_used_ns:
-        return False
-    aside = partial_beside(path)
+def _remove_unless_used(file: _Found, time_of: Callable[[os.stat_result], int]) -> bool:
+    """False if *file* was used or stored again since it was looked at."""
+    aside = partial_beside(file.path)
     try:
-        path.rename(aside)
-    except FileNotFoundError:
-        return True  # only in the index
-    except PermissionError:
-        if os.name != "nt":
-            raise
-        return False  # another program has it open
-    if aside.stat().st_mtime_ns > record.file_used_ns:
-        aside.replace(path)
-        return False
-    aside.unlink()
-    return True
-
-
-def _remove_blob(blob: _Bytes) -> bool:
-    """False if the blob was stored again, or read, since it was checked."""
-    aside = partial_beside(blob.path)
-    try:
-        status = blob.path.lstat()
-        if (change_time_ns(blob.path, status), status.st_atime_ns) != (blob.changed_ns, blob.accessed_ns):
+        if time_of(file.path.lstat()) != file.time_ns:
             return False
-        blob.path.rename(aside)
-        # The rename has set the change time; storing a blob again also sets the access time.
-        if aside.lstat().st_atime_ns != blob.accessed_ns:
-            aside.replace(blob.path)
+        file.path.rename(aside)
+        if time_of(aside.lstat()) != file.time_ns:
+            aside.replace(file.path)
             return False
         remove_file(aside)
     except FileNotFoundError:

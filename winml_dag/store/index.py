@@ -1,9 +1,9 @@
-"""The index: small data with frequent lookups, in one SQLite database (diskcache).
+"""The index: what the files of a store answer slowly, in one SQLite database (diskcache): digests of the user's files
+by signature, the record that was made last under a name, and the newest records of each stage.
 
-It stores only JSON text with a checksum. All of it can be restored: records are also next to the blobs, and
-fingerprints can be measured again. So a damaged database is moved to quarantine and a new one is started, with a
-warning and without failing the build. If it cannot be used at all, on a full disk or in a read-only cache, everything
-works without it: lookups find nothing, and writes are lost.
+It stores only JSON text with a checksum, and nothing that cannot be measured or made again. So a damaged database is
+moved to quarantine and a new one is started, with a warning and without failing the build. If it cannot be used at
+all, on a full disk or in a read-only cache, everything works without it: lookups find nothing, and changes are lost.
 
 diskcache unpickles every row that is marked as a pickle, so a database that somebody else wrote (for example a cache
 folder restored in CI) could run their code. Its own JSONDisk does not prevent that: it lets the base class fetch, and
@@ -14,14 +14,14 @@ does not support.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, Never, TypeAlias, TypeVar, get_args
 
 import diskcache
@@ -31,7 +31,7 @@ from winml_dag.canonical import JsonValue, canonical_json
 from winml_dag.errors import StoreError
 from winml_dag.explanation import explanation
 from winml_dag.store.digest import checked, with_checksum
-from winml_dag.store.files import in_words
+from winml_dag.store.files import in_plain_words
 from winml_dag.store.locks import Locks
 
 _LOGGER = logging.getLogger(__name__)
@@ -64,9 +64,8 @@ _KEYS_AT_ONCE = 500
 
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
 _DENIED = {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_AUTH}
+_DISK = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM}
 _FILES = tuple(diskcache.core.DBNAME + ending for ending in ("", "-wal", "-shm", "-journal"))
-_DISK = {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM}
-_HINDRANCES = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 _IS_TEXT = f"raw = 1 AND mode = {MODE_RAW} AND filename IS NULL AND typeof(key) = 'text' AND typeof(value) = 'text'"
@@ -100,8 +99,7 @@ class Index:
     """The database in *folder*; opened on first use, safe for any number of threads and processes.
 
     Every method raises StoreError when the database is locked for longer than *busy_seconds*. If it cannot be read or
-    written for lack of space or permission, reading finds nothing and writing keeps nothing. Only removal, which must
-    not be lost, raises StoreError.
+    written for lack of space or permission, reading finds nothing and changes are lost, with one warning.
     """
 
     def __init__(self, folder: Path, quarantine: Path, locks: Locks, *, busy_seconds: float = BUSY_SECONDS) -> None:
@@ -119,31 +117,35 @@ class Index:
         found: dict[str, JsonValue] = {}
         for start in range(0, len(keys), _KEYS_AT_ONCE):
             some = keys[start : start + _KEYS_AT_ONCE]
-            found.update(self._select(f"AND key IN ({','.join('?' * len(some))})", some))
+            for key, text in self._rows(f"AND key IN ({','.join('?' * len(some))})", some):
+                try:
+                    found[key.partition(":")[2]] = checked(key, text)
+                except ValueError as error:
+                    _LOGGER.warning("A row of the index is damaged and counts as absent: %s", error)
         return found
 
-    def newest_tagged(self, namespace: Namespace, tag: str, most: int) -> dict[str, JsonValue]:
-        """Up to *most* values that were written with *tag*, by name, newest first."""
-        return dict(self._select("AND tag = ? ORDER BY rowid DESC LIMIT ?", (f"{namespace}:{tag}", most)))
+    def newest_tagged(self, namespace: Namespace, tag: str, most: int) -> list[str]:
+        """Up to *most* names that were written with *tag*, newest first."""
+        rows = self._rows("AND tag = ? ORDER BY rowid DESC LIMIT ?", (f"{namespace}:{tag}", most))
+        return [key.partition(":")[2] for key, _ in rows]
 
-    def write(self, namespace: Namespace, values: Mapping[str, JsonValue], *, tag: str | None = None) -> None:
-        """Store *values* by name in one transaction; they can also be found by *tag*."""
-        self.write_texts(namespace, [(name, canonical_json(value), tag) for name, value in values.items()])
-
-    def write_texts(self, namespace: Namespace, rows: Iterable[tuple[str, str, str | None]]) -> None:
-        """Like :meth:`write`, for names with canonical JSON and tags: a third of the cost of single writes."""
+    def write(
+        self, namespace: Namespace, values: Mapping[str, JsonValue], tags: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """Store *values* by name in one transaction; those with one of *tags* can also be found by it."""
         now = time.time()
-        flat = [
-            (key := f"{namespace}:{name}", now, now, tag and f"{namespace}:{tag}", with_checksum(key, text))
-            for name, text, tag in rows
-        ]
+        rows = []
+        for name, value in values.items():
+            key, tag = f"{namespace}:{name}", f"{namespace}:{tags[name]}" if name in tags else None
+            rows.append((key, now, now, tag, with_checksum(key, canonical_json(value))))
 
         def put(cache: diskcache.Cache) -> None:
+            # A third of the cost of single writes.
             with cache.transact():
-                cache._con.executemany(_UPSERT, flat)
+                cache._con.executemany(_UPSERT, rows)
 
-        if flat:
-            self._try(put, None)
+        if rows:
+            self._do(put, None)
 
     def remove(self, namespace: Namespace, names: Iterable[str]) -> None:
         """Remove *names*; missing ones are ignored."""
@@ -153,11 +155,11 @@ class Index:
                 for name in names:
                     cache.delete(f"{namespace}:{name}")
 
-        self._do(remove)
+        self._do(remove, None)
 
     def remove_damaged(self) -> None:
         """Remove the rows that reading treats as absent, because they are damaged or invalid."""
-        self._do(lambda cache: cache._sql(f"DELETE FROM Cache WHERE ({_IS_TEXT}) IS NOT 1"))
+        self._do(lambda cache: cache._sql(f"DELETE FROM Cache WHERE ({_IS_TEXT}) IS NOT 1"), None)
         for namespace in get_args(Namespace):
             names = self.names(namespace)
             if dead := set(names) - self.read(namespace, names).keys():
@@ -171,7 +173,7 @@ class Index:
 
     def clear(self) -> None:
         """Remove everything."""
-        self._do(lambda cache: cache.clear())
+        self._do(lambda cache: cache.clear(), None)
 
     def close(self) -> None:
         """Close this thread's connection; the next use opens it again."""
@@ -179,38 +181,20 @@ class Index:
             self._opened[0].close()
             self._opened = None
 
-    def _select(self, condition: str, values: Sequence[object]) -> Iterator[tuple[str, JsonValue]]:
-        """Name and value of the undamaged rows that match *condition*."""
-        for key, text in self._rows(condition, values):
-            try:
-                yield key.partition(":")[2], checked(key, text)
-            except ValueError as error:
-                _LOGGER.warning("A row of the index is damaged and counts as absent: %s", error)
-
     def _rows(self, condition: str, values: Sequence[object]) -> list[tuple[str, str]]:
-        return self._try(lambda cache: list(cache._sql(f"{_SELECT} {condition}", values)), [])
+        return self._do(lambda cache: list(cache._sql(f"{_SELECT} {condition}", values)), [])
 
-    def _try(self, work: Callable[[diskcache.Cache], _T], otherwise: _T) -> _T:
-        """The result of *work*, or *otherwise* if the index cannot be used."""
-        try:
-            return self._do(work)
-        except _Hindered as error:
-            # A failed connection may keep failing after the cause is gone.
-            self.close()
-            if not self._has_warned:
-                self._has_warned = True
-                _LOGGER.warning("%s Going on without it.", error.message)
-            return otherwise
-
-    def _do(self, work: Callable[[diskcache.Cache], _T]) -> _T:
-        """The result of *work*; with a damaged database it is retried once with a new one."""
+    def _do(self, work: Callable[[diskcache.Cache], _T], otherwise: _T) -> _T:
+        """The result of *work*, or *otherwise* if the index cannot be used. A damaged one is replaced once."""
         for last in (False, True):
             seen = self._identity()
             try:
                 cache, seen = self._open()
                 return work(cache)
-            except (diskcache.Timeout, sqlite3.Error) as error:
-                self._raise_unless_damaged(error)
+            except (diskcache.Timeout, sqlite3.Error, OSError) as error:
+                if (hindrance := self._hindrance(error)) is not None:
+                    self._go_without(hindrance)
+                    return otherwise
                 damage: Exception = error
             except (_Unusable, UnicodeDecodeError) as error:
                 # UnicodeDecodeError: SQLite quotes what it cannot parse in its message, and that may not be valid text.
@@ -222,16 +206,19 @@ class Index:
             f"The index of the cache in {self._folder} is damaged: {damage}.", advice="Remove that folder."
         ) from damage
 
+    def _go_without(self, hindrance: object) -> None:
+        # A failed connection may keep failing after the cause is gone.
+        self.close()
+        if not self._has_warned:
+            self._has_warned = True
+            _LOGGER.warning(
+                "The index of the cache in %s cannot be used: %s. Going on without it.", self._folder, hindrance
+            )
+
     def _open(self) -> tuple[diskcache.Cache, object]:
         """The open database and its identity."""
         if self._opened is None:
-            try:
-                with in_words("Cannot open the index of the cache"):
-                    self._folder.mkdir(parents=True, exist_ok=True)
-            except StoreError as error:
-                if isinstance(error.__cause__, OSError) and error.__cause__.errno in _HINDRANCES:
-                    raise _Hindered(error.message, advice=error.advice) from error
-                raise
+            self._folder.mkdir(parents=True, exist_ok=True)
             try:
                 cache = diskcache.Cache(str(self._folder), timeout=self._busy_seconds, disk=TextDisk, **_SETTINGS)
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -285,38 +272,26 @@ class Index:
             target,
         )
 
-    def _raise_unless_damaged(self, error: Exception) -> None:
+    def _hindrance(self, error: Exception) -> object:
+        """What keeps the system from using a database that may be intact; None if it is damaged.
+
+        Raises:
+            StoreError: when it is locked.
+        """
+        if isinstance(error, OSError):
+            return in_plain_words(error)
         # diskcache hides the cause of a transaction that could not start behind its Timeout.
         cause = error if isinstance(error, sqlite3.Error) else error.__context__
         code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
-        where = f"The index of the cache in {self._folder}"
         if code in _BUSY:
             raise StoreError(
-                f"{where} has been locked by another process for too long.",
+                f"The index of the cache in {self._folder} has been locked by another process for too long.",
                 advice="Try again, or end the process that hangs.",
             ) from error
-        if code in _DENIED and not self._may_write():
-            raise _Hindered(
-                f"{where} cannot be written: permission denied.",
-                advice="Make it writable, or choose another cache folder with --cache-dir or WINML_DAG_CACHE_DIR.",
-            ) from error
-        if code == sqlite3.SQLITE_CANTOPEN and not self._has_no_files():
-            # Not determined by opening a file: there may be too many open files now, and fewer by then.
-            raise _Hindered(
-                f"{where} cannot be opened: {cause}.",
-                advice="Allow more open files (`ulimit -n`), or end other programs.",
-            ) from error
-        if code == sqlite3.SQLITE_FULL:
-            raise _Hindered(
-                f"{where} cannot grow: the disk is full.",
-                advice="Free some space, or choose another cache folder with --cache-dir or WINML_DAG_CACHE_DIR.",
-            ) from error
-        if code in _DISK:
-            raise _Hindered(f"{where} cannot be used: {cause}.") from error
-
-
-class _Hindered(StoreError):
-    """The index is not damaged, but the system does not permit its use."""
+        is_denied = code in _DENIED and not self._may_write()
+        # Not determined by opening a file: there may be too many open files now, and fewer by then.
+        is_shut = code == sqlite3.SQLITE_CANTOPEN and not self._has_no_files()
+        return cause if is_denied or is_shut or code in _DISK else None
 
 
 class _Unusable(Exception):

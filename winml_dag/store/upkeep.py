@@ -10,12 +10,12 @@ from pathlib import Path
 from winml_dag.errors import Interrupted, StoreError, UsageError
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.blobs import STAMP_NS, Blob
-from winml_dag.store.cache_folder import log_size
 from winml_dag.store.digest import digest_bytes, split_digest
 from winml_dag.store.files import PARTIAL, bytes_below, in_words, remove_tree
 from winml_dag.store.gc import held_by_plans, remove_abandoned
 from winml_dag.store.records import Record
 from winml_dag.store.store import Store
+from winml_dag.store.usage import log_size
 
 
 @dataclass(frozen=True)
@@ -201,17 +201,9 @@ def clear(store: Store) -> Cleared:
 
 
 def _checked_record(store: Store, key: str) -> Record | None:
-    """The record of *key*; if its file is damaged, it goes to quarantine and its row is removed from the index."""
+    """The record of *key*; None if its file is damaged, and now in quarantine."""
     try:
         return store.records.read_file(key)
-    except FileNotFoundError:
-        # Only in the index: somebody deleted the file. Write it again, so that both agree.
-        record = store.records.read(key)
-        if record is None:
-            store.records.remove(key)
-        else:
-            store.records.write(record)
-        return record
     except (OSError, StoreError):
         store.blobs.quarantine(store.records.path(key))
         store.records.remove(key)

@@ -73,16 +73,14 @@ def test_values_come_back_by_namespace_and_name_also_in_a_new_process_of_reading
     assert again.names("record") == again.names("latest") == []
 
 
-def test_rows_are_found_by_tag_within_their_namespace_and_the_tag_changes_with_the_row(new_index, alter) -> None:
+def test_rows_are_found_by_tag_within_their_namespace_and_the_tag_changes_with_the_row(new_index) -> None:
     index = new_index()
-    for name, tag in {"a": "x", "b": "y", "c": "x", "d": None}.items():
-        index.write("record", {name: name.upper()}, tag=tag)
-    index.write("latest", {"a": "other"}, tag="x")
-    assert index.newest_tagged("record", "x", 10) == {"c": "C", "a": "A"}
-    assert index.newest_tagged("record", "x", 1) == {"c": "C"}
-    index.write("record", {"c": "C"}, tag="y")
-    alter("UPDATE Cache SET value = 'damaged' WHERE key = 'record:a'")
-    assert index.newest_tagged("record", "x", 10) == {}
+    index.write("record", dict.fromkeys("abcd"), {"a": "x", "b": "y", "c": "x"})
+    index.write("latest", {"a": "other"}, {"a": "x"})
+    assert index.newest_tagged("record", "x", 10) == ["c", "a"]
+    assert index.newest_tagged("record", "x", 1) == ["c"]
+    index.write("record", {"c": None}, {"c": "y"})
+    assert index.newest_tagged("record", "x", 10) == ["a"]
     assert set(index.newest_tagged("record", "y", 10)) == {"b", "c"}
 
 
@@ -274,13 +272,12 @@ def test_where_the_database_may_not_be_written_all_goes_on_without_it(new_index,
         index = new_index()
         index.write("record", {"a": 2})
         assert index.read("record", ["a"]) in ({}, {"a": 1})
-        with pytest.raises(StoreError, match="permission denied"):
-            index.remove("record", ["a"])
+        index.remove("record", ["a"])
     finally:
         (tmp_path / "index").chmod(0o755)
-    assert [record.getMessage() for record in caplog.records] == [
-        f"The index of the cache in {tmp_path / 'index'} cannot be written: permission denied. Going on without it."
-    ]
+    (warning,) = (record.getMessage() for record in caplog.records)
+    assert warning.startswith(f"The index of the cache in {tmp_path / 'index'} cannot be used: ")
+    assert warning.endswith(" Going on without it.")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs limits of POSIX")

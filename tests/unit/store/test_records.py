@@ -16,20 +16,21 @@ from winml_dag.store.store import Store
 FILES = {"model.onnx": b"graph"}
 
 
-def test_a_record_is_found_again_after_the_index_was_deleted_and_the_index_filled_again(store, publish) -> None:
+def test_records_need_no_index_and_repair_fills_it_again(store, publish) -> None:
     record = publish(store, FILES)
     store.close()
     shutil.rmtree(store.folder / "index")
     again = Store(store.folder)
     assert again.record(KEY) == record
+    assert again.records_of("export", 5) == []
+    assert again.records.reindex() == [KEY]
+    assert again.records_of("export", 5) == [record]
     again.close()
-    assert again.index.names("record") == [KEY]
 
 
 @pytest.mark.parametrize("text", ["", "{}", "no json", '["0000000000000000",{}]', "[" * 100_000])
 def test_a_record_that_cannot_be_read_counts_as_absent_and_running_again_heals_it(store, publish, text) -> None:
     publish(store, FILES)
-    store.index.clear()
     store.records.path(KEY).write_text(text)
     assert store.record(KEY) is None
     assert publish(store, FILES) == store.record(KEY)
@@ -40,23 +41,14 @@ def test_a_record_under_another_records_name_is_not_taken_for_it(store, publish)
     other = store.records.path(OTHER_KEY)
     other.parent.mkdir()
     store.records.path(KEY).rename(other)
-    store.index.clear()
-    assert store.record(OTHER_KEY) is None
-    store.index.write("record", {OTHER_KEY: publish(store, FILES).to_json()})
     assert store.record(OTHER_KEY) is None
 
 
-def test_a_sound_file_is_taken_when_the_row_in_the_index_makes_no_sense(store, publish) -> None:
-    record = publish(store, FILES)
-    store.index.write("record", {KEY: {"format": 1}})
-    assert store.record(KEY) == record
-
-
-def test_what_was_stored_again_is_read_before_the_index_has_it(store, publish, new_record, fill) -> None:
+def test_what_another_process_stored_again_is_read(store, publish, new_record, fill) -> None:
     publish(store, FILES)
     store.remember({"name": KEY})
-    for _ in range(2):
-        again = store.publish(new_record(KEY), {"model": fill({"model.onnx": b"another"})})
+    for data in (b"another", b"a third"):
+        again = Store(store.folder).publish(new_record(KEY), {"model": fill({"model.onnx": data})})
         assert store.record(KEY) == again
         assert store.latest(["name"]) == {"name": again}
 
@@ -92,15 +84,15 @@ def test_a_use_sets_the_time_of_the_records_file(store, publish) -> None:
     assert store.records.last_used_ns(OTHER_KEY) == 0
 
 
-def test_a_use_brings_back_a_file_that_was_removed_while_its_row_was_still_there(store, publish) -> None:
+def test_a_use_brings_back_a_file_that_was_removed_after_it_was_read(store, publish) -> None:
     record = publish(store, FILES)
-    store.records.path(KEY).unlink()
-    assert store.record(KEY) == record
-    assert store.records.keys() == [KEY]
-    store.used([KEY])
-    assert store.records.read_file(KEY) == record
+    here = Store(store.folder)
+    assert here.record(KEY) == record
     store.records.remove(KEY)
     assert store.records.keys() == []
+    here.used([KEY, OTHER_KEY])
+    assert store.records.read_file(KEY) == record
+    assert store.records.keys() == [KEY]
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")

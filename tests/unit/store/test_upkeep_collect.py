@@ -108,7 +108,6 @@ def test_a_plan_whose_records_have_gone_goes_with_all_its_files(store, put) -> N
 def test_a_record_that_may_not_be_read_stops_it_before_anything_is_removed(store, put, monkeypatch) -> None:
     put(1, b"one", days=9)
     put(2, b"two", days=9)
-    store.index.clear()
 
     def denied(records: Records, key: str) -> Record:
         raise PermissionError(13, "Permission denied", str(records.path(key)))
@@ -124,7 +123,6 @@ def test_a_record_that_may_not_be_read_stops_it_before_anything_is_removed(store
 
 def test_a_damaged_record_is_left_for_verify_and_what_it_needed_goes(store, put) -> None:
     put(1, b"one")
-    store.index.clear()
     store.records.path(key(1)).write_text("damaged")
     assert collected(store, Limits()).blobs == 1
     assert verify(store).unreadable == (key(1),)

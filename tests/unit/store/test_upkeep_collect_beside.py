@@ -73,9 +73,9 @@ def test_a_record_that_is_used_between_the_look_and_the_hand_stays(store, put, m
     put(2, b"two", days=9)
     choose = module._choose
 
-    def used_meanwhile(survey, limits):
+    def used_meanwhile(*found):
         store.used([key(1)])
-        return choose(survey, limits)
+        return choose(*found)
 
     monkeypatch.setattr(module, "_choose", used_meanwhile)
     done = collected(store, Limits(max_bytes=0))
@@ -85,16 +85,16 @@ def test_a_record_that_is_used_between_the_look_and_the_hand_stays(store, put, m
 
 
 def test_a_record_that_is_used_while_it_is_being_removed_comes_back(store, put, monkeypatch) -> None:
-    """Its file is already moved away when the use finds none, and writes it again from its row."""
+    """Its file is already moved away when the use finds none, and writes it again."""
     kept = put(1, b"one", days=9)
-    remove = module._remove_record
+    remove = module._remove_unless_used
 
-    def used_then(store, record):
-        gone = remove(store, record)
-        store.used([record.key])
+    def used_then(*file):
+        gone = remove(*file)
+        store.used([key(1)])
         return gone
 
-    monkeypatch.setattr(module, "_remove_record", used_then)
+    monkeypatch.setattr(module, "_remove_unless_used", used_then)
     assert collected(store, Limits(max_bytes=0)).records == 0
     assert store.record(key(1)) == kept
     assert store.missing(kept.files()) == []
@@ -105,11 +105,11 @@ def test_a_blob_that_is_stored_again_between_the_look_and_the_hand_stays(store, 
     put(1, b"same" * 100, days=9)
     choose = module._choose
 
-    def stored_meanwhile(survey, limits):
+    def stored_meanwhile(*found):
         settle(store)
         folder = fill({"again": b"same" * 100})
         store.blobs.ingest(folder / "again", "xxh3-128")
-        return choose(survey, limits)
+        return choose(*found)
 
     monkeypatch.setattr(module, "_choose", stored_meanwhile)
     done = collected(store, Limits(max_bytes=0))
