@@ -16,8 +16,8 @@ from winml_dag.cli import Note, echo
 from winml_dag.pipeline.request import RemoteOptions
 
 if TYPE_CHECKING:
-    from winml_dag.store.cache_folder import Traffic
     from winml_dag.store.store import Store
+    from winml_dag.store.usage import Traffic
 
 # A shorter transfer prints nothing; a longer one prints as often as a stage reports its progress.
 _SECONDS_TO_FIRST_LINE = 2.0

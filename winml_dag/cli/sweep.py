@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from winml_dag.pipeline.run import BuildOptions
     from winml_dag.pipeline.sweep.run import SweepDone, SweepRun
     from winml_dag.recipe.sweep import Cell
-    from winml_dag.store.cache_folder import Traffic
     from winml_dag.store.store import Store
+    from winml_dag.store.usage import Traffic
 
 # Maximum names listed on one line.
 _MOST_NAMES = 4

@@ -15,9 +15,9 @@ from winml_dag.errors import UsageError, WinmlDagError
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
 from winml_dag.pipeline.commit import PublishedChange
 from winml_dag.pipeline.search import folded
-from winml_dag.store.cache_folder import Traffic, log_build
 from winml_dag.store.records import Record
 from winml_dag.store.store import Store
+from winml_dag.store.usage import Traffic, log_build
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.stageresults import QuantizeResult

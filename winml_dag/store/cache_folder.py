@@ -1,16 +1,12 @@
-"""The cache folder without its store: its default location, which store in it to use, and the log of builds.
+"""The cache folder without its store: its default location, and which store in it to use.
 
-The log has one line of text per build, which ``cache info`` sums up. Builds that have nothing to do use this module, so
-it imports almost nothing. Logging a build is one write and never fails: an unwritable cache is no reason to fail a
-build.
+Builds that have nothing to do use this module, so it imports almost nothing.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,78 +81,3 @@ def _expanded(text: str) -> Path:
             advice=f"Give --cache-dir, or set {CACHE_DIR_VARIABLE}.",
         )
     return Path(path)
-
-
-FILE = "statistics.txt"
-
-# In text mode Windows would write other line endings, and read those of another system differently.
-_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
-
-
-def log_build(
-    cache: str | os.PathLike[str], *, reused: int, ran: int, seconds_saved: float, stored_bytes: int = 0
-) -> None:
-    """Log a finished build: numbers of stages, the original run time of reused ones, and newly stored bytes."""
-    _append(cache, f"build {time.time():.0f} {reused} {ran} {seconds_saved * 1000:.0f} {stored_bytes}")
-
-
-def log_size(cache: str | os.PathLike[str], size: int) -> None:
-    """Log the current size of the cache's records and blobs, in bytes."""
-    _append(cache, f"size {time.time():.0f} {size}")
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """What one run, or the sum of many, transferred. Printed at the end of a build and by ``cache info``.
-
-    Attributes:
-        requests: attempts of any kind, retries included.
-        records_found, records_missed: answers to requests for records.
-        records_put: uploaded records.
-        blobs_fetched: blobs that arrived complete and intact.
-        bytes_fetched: received bytes of blobs, discarded ones included.
-        blobs_put: uploaded blobs.
-        bytes_put: sent bytes of blobs, repeated ones included.
-        refused: records and blobs that failed verification.
-        left_alone: how often a remote was given up for the rest of a run.
-        record_bytes: bytes of records, received and sent.
-    """
-
-    requests: int = 0
-    records_found: int = 0
-    records_missed: int = 0
-    records_put: int = 0
-    blobs_fetched: int = 0
-    bytes_fetched: int = 0
-    blobs_put: int = 0
-    bytes_put: int = 0
-    refused: int = 0
-    left_alone: int = 0
-    record_bytes: int = 0
-
-    def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
-
-
-def log_traffic(cache: str | os.PathLike[str], traffic: Traffic) -> None:
-    """Log the traffic between this machine and its remotes, if any."""
-    from dataclasses import astuple
-
-    numbers = astuple(traffic)
-    if any(numbers):
-        _append(cache, f"remote {time.time():.0f} {' '.join(map(str, numbers))}")
-
-
-def _append(cache: str | os.PathLike[str], line: str) -> None:
-    try:
-        descriptor = os.open(f"{os.fspath(cache)}/{FILE}", _FLAGS, 0o666)
-    except OSError:
-        return
-    try:
-        # One write, so that lines of several processes do not mix. The line starts with a newline, so that a line
-        # truncated by a full disk corrupts only itself.
-        os.write(descriptor, f"\n{line}\n".encode())
-    except OSError:
-        pass
-    finally:
-        os.close(descriptor)

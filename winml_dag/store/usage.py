@@ -1,7 +1,7 @@
-"""What builds on a cache have saved, its approximate size, and its configured size limit.
+"""The log of what builds on a cache have reused, saved and stored; its sums, its size, and the limit of that.
 
-The limit is set once in the cache folder, or by the environment. The statistics are sums over the lines of
-``cache_folder``:
+Builds that have nothing to do write a line, so this module imports little. That is one write and never fails: an
+unwritable cache is no reason to fail a build. The lines:
 
     build <time> <reused> <ran> <ms saved> <bytes stored>
     size <time> <bytes>                                             as measured; bytes stored later are added to it
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field, fields
@@ -24,14 +25,85 @@ from typing import TYPE_CHECKING
 
 from winml_dag.errors import StoreError
 from winml_dag.file_reading import read_bytes
-from winml_dag.store.cache_folder import FILE, Traffic
 from winml_dag.store.files import in_words, write_whole
-from winml_dag.store.locks import Locks
-from winml_dag.store.quantities import parse_size
-from winml_dag.store.store import Store
 
 if TYPE_CHECKING:
     from winml_dag.store.gc import Collected
+    from winml_dag.store.locks import Locks
+    from winml_dag.store.store import Store
+
+FILE = "statistics.txt"
+
+# In text mode Windows would write other line endings, and read those of another system differently.
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
+
+
+def log_build(
+    cache: str | os.PathLike[str], *, reused: int, ran: int, seconds_saved: float, stored_bytes: int = 0
+) -> None:
+    """Log a finished build: numbers of stages, the original run time of reused ones, and newly stored bytes."""
+    _append(cache, f"build {time.time():.0f} {reused} {ran} {seconds_saved * 1000:.0f} {stored_bytes}")
+
+
+def log_size(cache: str | os.PathLike[str], size: int) -> None:
+    """Log the current size of the cache's records and blobs, in bytes."""
+    _append(cache, f"size {time.time():.0f} {size}")
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one run, or the sum of many, transferred. Printed at the end of a build and by ``cache info``.
+
+    Attributes:
+        requests: attempts of any kind, retries included.
+        records_found, records_missed: answers to requests for records.
+        records_put: uploaded records.
+        blobs_fetched: blobs that arrived complete and intact.
+        bytes_fetched: received bytes of blobs, discarded ones included.
+        blobs_put: uploaded blobs.
+        bytes_put: sent bytes of blobs, repeated ones included.
+        refused: records and blobs that failed verification.
+        left_alone: how often a remote was given up for the rest of a run.
+        record_bytes: bytes of records, received and sent.
+    """
+
+    requests: int = 0
+    records_found: int = 0
+    records_missed: int = 0
+    records_put: int = 0
+    blobs_fetched: int = 0
+    bytes_fetched: int = 0
+    blobs_put: int = 0
+    bytes_put: int = 0
+    refused: int = 0
+    left_alone: int = 0
+    record_bytes: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
+
+
+def log_traffic(cache: str | os.PathLike[str], traffic: Traffic) -> None:
+    """Log the traffic between this machine and its remotes, if any."""
+    numbers = astuple(traffic)
+    if any(numbers):
+        _append(cache, f"remote {time.time():.0f} {' '.join(map(str, numbers))}")
+
+
+def _append(cache: str | os.PathLike[str], line: str) -> None:
+    try:
+        descriptor = os.open(f"{os.fspath(cache)}/{FILE}", _FLAGS, 0o666)
+    except OSError:
+        return
+    try:
+        # One write, so that lines of several processes do not mix. The line starts with a newline, so that a line
+        # truncated by a full disk corrupts only itself.
+        os.write(descriptor, f"\n{line}\n".encode())
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)
+
 
 # About 500 builds, which take some 3 ms to sum up.
 _LONG_BYTES = 16 * 1024
@@ -173,6 +245,8 @@ def configured_limit(folder: Path) -> int | None:
 
 def parse_limit(text: str, what: str) -> int | None:
     """The size in bytes of *text*; None for ``none``. Raises UsageError as :func:`parse_size` does."""
+    from winml_dag.store.quantities import parse_size
+
     return None if text.strip().lower() == NONE else parse_size(text, what)
 
 

@@ -9,9 +9,17 @@ from store_samples import size
 
 from winml_dag.errors import UsageError
 from winml_dag.store import gc as module
-from winml_dag.store.cache_folder import FILE, log_build, log_size
 from winml_dag.store.records import KeyInputs, Record
-from winml_dag.store.usage import VARIABLE, configured_limit, keep_to_limit, limit_text, set_limit
+from winml_dag.store.usage import (
+    FILE,
+    VARIABLE,
+    configured_limit,
+    keep_to_limit,
+    limit_text,
+    log_build,
+    log_size,
+    set_limit,
+)
 
 
 @pytest.fixture(autouse=True)

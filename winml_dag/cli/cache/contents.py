@@ -18,9 +18,8 @@ from winml_dag.cli.options import format_option
 if TYPE_CHECKING:
     from winml_dag.canonical import JsonObject, JsonValue
     from winml_dag.store.artifact import FileEntry
-    from winml_dag.store.cache_folder import Traffic
     from winml_dag.store.upkeep import Entry
-    from winml_dag.store.usage import Statistics
+    from winml_dag.store.usage import Statistics, Traffic
 
 _KEY_DIGITS = 12
 _LARGEST = 5
@@ -102,8 +101,8 @@ def _saved(statistics: Statistics) -> list[str]:
 
 
 def _moved(traffic: Traffic) -> list[str]:
-    from winml_dag.store.cache_folder import Traffic
     from winml_dag.store.quantities import counted, size_text
+    from winml_dag.store.usage import Traffic
 
     if traffic == Traffic():
         return []

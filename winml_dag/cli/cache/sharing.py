@@ -22,10 +22,10 @@ from winml_dag.store.quantities import counted
 if TYPE_CHECKING:
     from winml_dag.pipeline.remotecheck import Finding
     from winml_dag.pipeline.request import RemoteOptions
-    from winml_dag.store.cache_folder import Traffic
     from winml_dag.store.records import Record
     from winml_dag.store.remote.settings import RemoteSettings, TierSettings
     from winml_dag.store.store import Store
+    from winml_dag.store.usage import Traffic
 
 _recipes_option = click.option(
     "-c",
