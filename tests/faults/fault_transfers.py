@@ -18,7 +18,7 @@ from fault_lab import Lab
 
 from winml_dag.store.records import KeyInputs, Record
 from winml_dag.store.remote.settings import Mode, SigningKey, TierSettings
-from winml_dag.store.remote.tier import Remotes, Tier
+from winml_dag.store.remote.tier import Remotes
 from winml_dag.store.remote.trust import Maker, Trust
 from winml_dag.store.store import Store
 from winml_dag.store.upkeep import verify
@@ -103,7 +103,7 @@ def _be_machine(cache: Path, remote: Path, numbers: range, seed: float | None, t
         from winml_dag.store.remote.settings import open_remote
 
         store = Store(cache, function="sha256")
-        level = Tier(open_remote(remote.as_uri()), TierSettings(remote.as_uri(), Mode.READ_WRITE))
+        level = (open_remote(remote.as_uri()), TierSettings(remote.as_uri(), Mode.READ_WRITE))
         levels = Remotes([level], store.blobs, _TRUST, scratch=store.incoming, warn=_complain, locks=store.locks)
         if not store.records.keys():
             # Something to share, however early it is killed.

@@ -18,7 +18,7 @@ from winml_dag.store.artifact import FileEntry
 from winml_dag.store.records import KeyInputs, Record
 from winml_dag.store.remote.protocol import Remote
 from winml_dag.store.remote.settings import Mode, SigningKey, TierSettings, open_remote
-from winml_dag.store.remote.tier import Remotes, Tier
+from winml_dag.store.remote.tier import Remotes
 from winml_dag.store.remote.trust import Maker, Trust
 from winml_dag.store.store import Store
 
@@ -48,7 +48,7 @@ class _Stopping:
 
 def _levels(store: Store, remote: Remote) -> Remotes:
     trust = Trust((SigningKey("ours", b"o" * 32),), Maker("winml_dag 1.0"))
-    level = Tier(remote, TierSettings("http://remote", Mode.READ_WRITE))
+    level = (remote, TierSettings("http://remote", Mode.READ_WRITE))
     return Remotes([level], store.blobs, trust, scratch=store.incoming, warn=print, locks=store.locks)
 
 

@@ -73,17 +73,17 @@ class Witness(Store):
             for slot, folder in folders.items():
                 files = output_files(slot, folder)
                 outputs[slot] = Artifact.of(
-                    FileEntry(file.name, digest_file(file.path, function), status.st_size, is_executable(status))
-                    for file in files
-                    for status in [file.path.stat()]
+                    FileEntry(name, digest_file(path, function), status.st_size, is_executable(status))
+                    for name, path in files.items()
+                    for status in [Path(path).stat()]
                 )
                 if outputs[slot] != before.outputs.get(slot):
                     self._keep((record.cache_key, slot, outputs[slot].digest), Path(folder))
                 else:
                     # As when they are stored: a folder that is reused for another job must not contain files of this
                     # one.
-                    for file in files:
-                        file.path.unlink()
+                    for path in files.values():
+                        Path(path).unlink()
         return replace(record, outputs=outputs)
 
     def claim(self, key: str, gives_up: Callable[[], bool] = never) -> AbstractContextManager[None]:  # noqa: ARG002

@@ -96,7 +96,7 @@ def allowed_remotes(remote: RemoteOptions) -> tuple[RemoteSettings | None, str]:
 
 def close_store(store: Store) -> None:
     """Close *store*: add its traffic to the statistics, and give up what is under way."""
-    from winml_dag.store.cache_folder import log_traffic
+    from winml_dag.store.usage import log_traffic
 
     log_traffic(store.folder, store.traffic())
     store.close()
@@ -107,14 +107,14 @@ def _remotes(store: Store, settings: RemoteSettings, warn: Callable[[str], None]
     from winml_dag.engine.keys import cache_key
     from winml_dag.pipeline.build_info import ci_run
     from winml_dag.store.remote.settings import Mode, open_remote
-    from winml_dag.store.remote.tier import Remotes, Tier
+    from winml_dag.store.remote.tier import Remotes
     from winml_dag.store.remote.trust import Trust, maker_here
 
     run = ci_run()
     maker = maker_here(TOOL_ID) if run is None else maker_here(TOOL_ID, run=run.run, revision=run.revision)
     return Remotes(
         [
-            Tier(open_remote(each.url, each.namespace, gets_token=each.gets_token), each)
+            (open_remote(each.url, each.namespace, gets_token=each.gets_token), each)
             for each in settings.tiers
             if each.mode is not Mode.OFF
         ],

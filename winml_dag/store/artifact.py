@@ -109,20 +109,8 @@ def _file_from_json(value: JsonValue) -> FileEntry:
     raise StoreError(f"A file in a record is malformed: {value!r}.")
 
 
-@dataclass(frozen=True)
-class OutputFile:
-    """A file to store: its name inside the artifact, and its path (a string: small for thousands of files)."""
-
-    name: str
-    place: str
-
-    @property
-    def path(self) -> Path:
-        return Path(self.place)
-
-
-def output_files(slot: str, folder: Path | str) -> list[OutputFile]:
-    """The files of output *slot* in *folder*, sorted by name.
+def output_files(slot: str, folder: Path | str) -> dict[str, str]:
+    """The files of output *slot* in *folder*: their paths by their names inside the artifact, sorted.
 
     Raises:
         StoreError: for a link, a special file, an unsafe name, or no file at all.
@@ -131,15 +119,15 @@ def output_files(slot: str, folder: Path | str) -> list[OutputFile]:
     # If the folder were a link, the files at its target would be moved away.
     if not stat.S_ISDIR(os.lstat(folder).st_mode):
         raise StoreError(f"Output {slot!r} is not a folder.")
-    files = []
+    files = {}
     for entry in files_below(folder):
         name = name_below(folder, entry.path)
         if not entry.is_file(follow_symlinks=False):
             what = "a link" if entry.is_symlink() else "no ordinary file"
             raise StoreError(f"{name} in output {slot!r} is {what}.", advice="A stage must write files of its own.")
-        files.append(OutputFile(name, entry.path))
+        files[name] = entry.path
     if not files:
         raise StoreError(f"Output {slot!r} is empty.", advice="Its stage ended well but wrote nothing; see its log.")
     # Reject unsafe names, and names that differ only in case, before any file is moved.
-    Artifact.of(FileEntry(file.name, "", 0) for file in files)
+    Artifact.of(FileEntry(name, "", 0) for name in files)
     return files

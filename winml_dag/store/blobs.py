@@ -18,6 +18,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import shutil
 import stat
 import time
 from collections.abc import Iterable, Iterator
@@ -265,7 +266,15 @@ class Blobs:
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
-            _copy_in(path, blob, digest)
+            # The blobs are on another device. They are hashed when they leave the store.
+            partial = partial_in(os.path.dirname(blob))
+            try:
+                shutil.move(path, partial)
+                os.replace(partial, blob)
+            except BaseException:
+                with suppress(OSError):
+                    remove_file(partial)
+                raise
 
 
 def _unshare(path: str) -> None:
@@ -274,21 +283,6 @@ def _unshare(path: str) -> None:
     clone_and_digest(path, partial, "xxh3-128")
     # Under its old name, where the caller looks for it if something fails.
     os.replace(partial, path)
-
-
-def _copy_in(path: str, blob: str, digest: str) -> None:
-    partial = partial_in(os.path.dirname(blob))
-    try:
-        copied, _ = clone_and_digest(path, partial, split_digest(digest)[0])
-        _stamp(partial)
-        if copied != digest:
-            raise StoreError(f"{path} was written to while it was being stored.")
-        os.replace(partial, blob)
-    except BaseException:
-        with suppress(OSError):
-            remove_file(partial)
-        raise
-    remove_file(path)
 
 
 def _rename_into(path: str, blob: str) -> None:

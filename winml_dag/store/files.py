@@ -9,10 +9,9 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from operator import attrgetter
 from pathlib import Path
-from types import TracebackType
 
 from winml_dag.errors import StoreError
 from winml_dag.file_reading import open_regular
@@ -29,25 +28,13 @@ _PARTIAL_PREFIX = secrets.token_hex(8)
 _partial_numbers = itertools.count()
 
 
-class in_words:  # noqa: N801 - reads as a word of the with statement
-    """Turn an OSError of the block into a StoreError that starts with *doing*, such as "Cannot store the outputs".
-
-    A class, because entering and leaving a generator takes three times as long, and each stage does it ten times.
-    """
-
-    __slots__ = ("_doing",)
-
-    def __init__(self, doing: str) -> None:
-        self._doing = doing
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if isinstance(error, OSError):
-            raise StoreError(f"{self._doing}: {in_plain_words(error)}.", advice=_advice(error)) from error
+@contextmanager
+def in_words(doing: str) -> Iterator[None]:
+    """Turn an OSError of the block into a StoreError that starts with *doing*, such as "Cannot store the outputs"."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{doing}: {in_plain_words(error)}.", advice=_advice(error)) from error
 
 
 def in_plain_words(error: OSError) -> str:
@@ -144,7 +131,7 @@ def read_rest(descriptor: int, size: int) -> bytes:
     return b"".join(parts)
 
 
-def write(descriptor: int, data: bytes) -> None:
+def write(descriptor: int, data: bytes | memoryview) -> None:
     """Write all of *data*."""
     done = os.write(descriptor, data)
     while done < len(data):

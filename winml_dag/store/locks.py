@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 # Byte 2**62 and all after it are never locked.
 _BYTES = 1 << 62
+_ALL = -1
 
 
 class Ranges:
@@ -51,8 +52,8 @@ class Ranges:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._lock = threading.Lock()
+        # The thread that holds each number.
         self._held: dict[int, int] = {}
-        self._all_held = False
         self._descriptor = -1
         self._owner = -1
 
@@ -65,7 +66,7 @@ class Ranges:
         with self._lock:
             if self._held.get(number) == threading.get_ident():
                 raise RuntimeError(f"This thread holds lock {number} already and would wait for itself.")
-            if number in self._held or self._all_held or not self._set(number, 1, exclusive=True):
+            if number in self._held or _ALL in self._held or not self._set(number, 1, exclusive=True):
                 return False
             self._held[number] = threading.get_ident()
             return True
@@ -78,14 +79,14 @@ class Ranges:
     def acquire_all(self) -> bool:
         """Lock every byte if none is locked, without waiting."""
         with self._lock:
-            if self._held or self._all_held or not self._set(0, _BYTES, exclusive=True):
+            if self._held or not self._set(0, _BYTES, exclusive=True):
                 return False
-            self._all_held = True
+            self._held[_ALL] = threading.get_ident()
             return True
 
     def release_all(self) -> None:
         with self._lock:
-            self._all_held = False
+            del self._held[_ALL]
             self._set(0, _BYTES, exclusive=False)
 
     def __del__(self) -> None:
@@ -143,9 +144,26 @@ class Locks:
         self._folder = folder
         self._keys = Ranges(folder / _KEYS) if AVAILABLE else None
 
-    def hold_key(self, key: str, gives_up: Callable[[], bool] = never) -> AbstractContextManager[None]:
+    @contextmanager
+    def hold_key(self, key: str, gives_up: Callable[[], bool] = never) -> Iterator[None]:
         """Hold a cache *key* so that :meth:`hold_unused` respects it. Raises as :meth:`hold` does."""
-        return self.hold_in_use(key, gives_up) if self._keys is None else _HeldKey(self._keys, key, gives_up)
+        if self._keys is None:
+            with self.hold_in_use(key, gives_up):
+                yield
+            return
+        # Two keys with the same number would only wait for each other; nobody holds one while waiting for another.
+        number = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=7).digest(), "big")
+        nap = _SHORTEST_NAP
+        with in_words(f"Cannot lock {key}"):
+            while not self._keys.acquire(number):
+                if gives_up():
+                    raise Interrupted(f"Waiting for {key} was given up.")
+                time.sleep(nap)
+                nap = min(2 * nap, _LONGEST_NAP)
+        try:
+            yield
+        finally:
+            self._keys.release(number)
 
     @contextmanager
     def hold(self, name: str, gives_up: Callable[[], bool] = never) -> Iterator[None]:
@@ -205,21 +223,14 @@ class Locks:
                 with self.try_hold(file.stem) as free:
                     if not free:
                         raise _in_use()
-            with self._all_keys():
+            with in_words("Cannot lock all keys"):
+                if self._keys is not None and not self._keys.acquire_all():
+                    raise _in_use()
+            try:
                 yield
-
-    @contextmanager
-    def _all_keys(self) -> Iterator[None]:
-        if self._keys is None:
-            yield
-            return
-        with in_words("Cannot lock all keys"):
-            if not self._keys.acquire_all():
-                raise _in_use()
-        try:
-            yield
-        finally:
-            self._keys.release_all()
+            finally:
+                if self._keys is not None:
+                    self._keys.release_all()
 
     def remove_free(self) -> int:
         """Remove the files of all locks that nobody holds; returns how many."""
@@ -248,29 +259,6 @@ class Locks:
             self._folder.mkdir(parents=True, exist_ok=True)
         # A new object each time, so that threads exclude each other as processes do.
         return FileLock(self._folder / f"{name}{_SUFFIX}", thread_local=False)
-
-
-class _HeldKey(AbstractContextManager[None]):
-    """A key while it is held. A class, because each stage creates one, and a generator costs three times as much."""
-
-    def __init__(self, keys: Ranges, key: str, gives_up: Callable[[], bool]) -> None:
-        self._keys = keys
-        self._key = key
-        self._gives_up = gives_up
-        # Two keys with the same number would only wait for each other; nobody holds one while waiting for another.
-        self._number = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=7).digest(), "big")
-
-    def __enter__(self) -> None:
-        nap = _SHORTEST_NAP
-        with in_words(f"Cannot lock {self._key}"):
-            while not self._keys.acquire(self._number):
-                if self._gives_up():
-                    raise Interrupted(f"Waiting for {self._key} was given up.")
-                time.sleep(nap)
-                nap = min(2 * nap, _LONGEST_NAP)
-
-    def __exit__(self, *raised: object) -> None:
-        self._keys.release(self._number)
 
 
 def _in_use() -> StoreError:

@@ -18,11 +18,12 @@ from winml_dag.errors import StoreError
 from winml_dag.file_reading import probe_clock, read_text
 from winml_dag.store.artifact import Artifact, FileEntry, check_name, output_files
 from winml_dag.store.blobs import BlobDamaged, Blobs
-from winml_dag.store.cache_folder import FORMAT, MARKER, Traffic, function_of
+from winml_dag.store.cache_folder import FORMAT, MARKER, function_of
 from winml_dag.store.digest import DigestFunction, Fingerprints
 from winml_dag.store.files import PARTIAL, in_words, partial_beside
 from winml_dag.store.locks import Locks, Scratch, never
 from winml_dag.store.records import Record, Records, check_key
+from winml_dag.store.usage import Traffic
 
 if TYPE_CHECKING:
     from winml_dag.store.remote.tier import Remotes
@@ -162,7 +163,9 @@ class Store:
             found = {slot: output_files(slot, folder) for slot, folder in folders.items()}
             outputs = {
                 # Not Artifact.of: the names have been checked.
-                slot: Artifact(tuple(sorted(self.blobs.ingest(file.place, self.function, file.name) for file in files)))
+                slot: Artifact(
+                    tuple(sorted(self.blobs.ingest(path, self.function, name) for name, path in files.items()))
+                )
                 for slot, files in found.items()
             }
             # A copy: callers that wait for the stage still read its log at the old path.

@@ -16,7 +16,7 @@ from winml_dag.engine.plan import prefetch
 from winml_dag.engine.stage import Node, Source, Workspace
 from winml_dag.store.records import Record
 from winml_dag.store.remote.settings import Mode, SigningKey, TierSettings
-from winml_dag.store.remote.tier import Remotes, Tier
+from winml_dag.store.remote.tier import Remotes
 from winml_dag.store.remote.trust import Maker, Trust
 from winml_dag.store.store import Store
 
@@ -42,8 +42,8 @@ class SharedBench(Bench):
         self.looks: list[int] = []
 
         def behind(store: Store) -> Remotes:
-            level = Tier(remote, TierSettings("memory://", Mode.READ_WRITE))
-            found = Asked([level], store.blobs, TRUST, scratch=store.folder / "incoming", warn=lambda _: None)
+            level = (remote, TierSettings("memory://", Mode.READ_WRITE))
+            found = Asked([level], store.blobs, TRUST, scratch=store.incoming, locks=store.locks, warn=lambda _: None)
             found.looks = self.looks
             return found
 

@@ -15,7 +15,7 @@ from winml_dag.pipeline.userstages.folder import KnownFiles
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.digest import digest_bytes
 from winml_dag.store.remote.settings import TierSettings
-from winml_dag.store.remote.tier import Remotes, Tier
+from winml_dag.store.remote.tier import Remotes
 from winml_dag.store.remote.trust import Maker, Trust
 from winml_dag.store.store import Store
 
@@ -37,7 +37,7 @@ def remote() -> MemoryRemote:
 def store(tmp_path: Path, remote: MemoryRemote) -> Iterator[Store]:
     def behind(store: Store) -> Remotes:
         trust = Trust((), Maker("winml_dag 0.1.0"), accept_unsigned=True)
-        tiers = [Tier(remote, TierSettings("memory://"))]
+        tiers = [(remote, TierSettings("memory://"))]
         return Remotes(tiers, store.blobs, trust, scratch=store.incoming, warn=lambda _: None, locks=store.locks)
 
     store = Store(tmp_path / "cache", behind)

@@ -13,7 +13,7 @@ from store_samples import KEY, OTHER_KEY, contents, spoil
 from winml_dag.store.blobs import BlobDamaged
 from winml_dag.store.records import Record
 from winml_dag.store.remote.settings import Mode, SigningKey, TierSettings
-from winml_dag.store.remote.tier import Remotes, Tier
+from winml_dag.store.remote.tier import Remotes
 from winml_dag.store.remote.trust import Maker, Trust
 from winml_dag.store.store import Store
 
@@ -34,11 +34,10 @@ def machine(tmp_path: Path, remote: MemoryRemote) -> Machine:
     """Makes stores of separate machines with one common remote."""
 
     def machine(name: str) -> Store:
-        level = Tier(remote, TierSettings("memory://", Mode.READ_WRITE))
+        level = (remote, TierSettings("memory://", Mode.READ_WRITE))
 
         def behind(store: Store) -> Remotes:
-            scratch = store.folder / "transfers"
-            return Remotes([level], store.blobs, TRUST, scratch=scratch, warn=lambda _: None)
+            return Remotes([level], store.blobs, TRUST, scratch=store.incoming, locks=store.locks, warn=lambda _: None)
 
         return Store(tmp_path / name, behind)
 

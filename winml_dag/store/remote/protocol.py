@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
 from winml_dag.errors import StoreError
-from winml_dag.store.cache_folder import Traffic
+from winml_dag.store.usage import Traffic
 
 # The size limit of a record. Nothing that answers with more is read to its end.
 MOST_RECORD_BYTES = 8 << 20

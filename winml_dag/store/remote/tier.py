@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from winml_dag.errors import StoreError
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.blobs import Blobs
-from winml_dag.store.cache_folder import Traffic
 from winml_dag.store.locks import Locks
 from winml_dag.store.quantities import counted
 from winml_dag.store.records import Record
@@ -36,6 +34,7 @@ from winml_dag.store.remote.transfer import (
     ask_all,
 )
 from winml_dag.store.remote.trust import Refused, Trust
+from winml_dag.store.usage import Traffic
 
 _NOT_READ = "it is ignored for the rest of this run, and what it may have is built here"
 _NOT_PUT = "nothing more is uploaded there in this run"
@@ -49,20 +48,14 @@ _BLOBS_AT_ONCE = 8
 _UPLOADS_AT_ONCE = 8
 
 
-@dataclass(frozen=True)
-class Tier:
-    """A remote and its settings."""
-
-    remote: Remote
-    settings: TierSettings
-
-
 class RemoteTier:
     """One remote in use. Thread-safe. *warn* gets sentences for the user."""
 
-    def __init__(self, tier: Tier, trust: Trust, count: TrafficCounter, warn: Callable[[str], None]) -> None:
-        self.remote = tier.remote
-        self.settings = tier.settings
+    def __init__(
+        self, remote: Remote, settings: TierSettings, trust: Trust, count: TrafficCounter, warn: Callable[[str], None]
+    ) -> None:
+        self.remote = remote
+        self.settings = settings
         self.name = shown(self.settings.url) + (f" ({self.settings.namespace})" if self.settings.namespace else "")
         self.is_writable = self.settings.mode is Mode.READ_WRITE
         self.writing = CircuitBreaker(self.name, _NOT_PUT, count, warn)
@@ -285,31 +278,33 @@ class Remotes:
     """Thread-safe. No method raises RemoteError.
 
     Args:
-        tiers: the nearest first.
+        tiers: remotes with their settings, the nearest first.
         blobs: the local ones.
         scratch: a folder for incomplete downloads, on the device of *blobs*; created if needed. Not that of runs, which
             is swept.
         warn: gets sentences for the user, from any thread.
         on_received: gets the sizes of received pieces of blobs, from any thread.
-        locks: those of the store, which is then not cleared during a download; by default others.
+        locks: those of the store, which is not cleared during a download.
     """
 
     def __init__(
         self,
-        tiers: Sequence[Tier],
+        tiers: Iterable[tuple[Remote, TierSettings]],
         blobs: Blobs,
         trust: Trust,
         *,
         scratch: Path,
+        locks: Locks,
         warn: Callable[[str], None],
         on_received: Callable[[int], None] | None = None,
-        locks: Locks | None = None,
     ) -> None:
         self._count = TrafficCounter()
         self._tiers = [
-            RemoteTier(tier, trust, self._count, warn) for tier in tiers if tier.settings.mode is not Mode.OFF
+            RemoteTier(remote, settings, trust, self._count, warn)
+            for remote, settings in tiers
+            if settings.mode is not Mode.OFF
         ]
-        self._downloader = Downloader(blobs, scratch, locks or Locks(scratch), self._count, on_received)
+        self._downloader = Downloader(blobs, scratch, locks, self._count, on_received)
         self._uploader = Uploader(blobs)
 
     def records(self, keys: Collection[str]) -> dict[str, Record]:

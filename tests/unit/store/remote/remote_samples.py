@@ -16,7 +16,7 @@ from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.records import KeyInputs, Record
 from winml_dag.store.remote.protocol import Remote, RemoteError, Trouble
 from winml_dag.store.remote.settings import Mode, SigningKey, TierSettings
-from winml_dag.store.remote.tier import Remotes, Tier
+from winml_dag.store.remote.tier import Remotes
 from winml_dag.store.remote.trust import Maker, Trust
 from winml_dag.store.store import Store
 
@@ -142,7 +142,7 @@ class Machine:
         self.received: list[int] = []
         settings = [TierSettings(f"http://me:secret@level{number}/c", mode) for number, _ in enumerate(remotes)]
         self.remotes = Remotes(
-            [Tier(remote, each) for remote, each in zip(remotes, settings, strict=True)],
+            [(remote, each) for remote, each in zip(remotes, settings, strict=True)],
             self.store.blobs,
             trust,
             scratch=self.store.incoming,

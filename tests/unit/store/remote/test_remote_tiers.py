@@ -9,10 +9,10 @@ import pytest
 from remote_samples import KEYS, TRUST, Machine, ScriptedRemote, digest_of, entry, record_of
 from servers.memory import MemoryRemote
 
-from winml_dag.store.cache_folder import Traffic
 from winml_dag.store.remote.protocol import Remote
 from winml_dag.store.remote.settings import Mode, SigningKey
 from winml_dag.store.remote.trust import Maker, Trust
+from winml_dag.store.usage import Traffic
 
 COLLEAGUE = Trust((SigningKey("ours", b"o" * 32),), Maker("winml_dag 1.0", host="Windows ARM64"))
 STRANGER = Trust((SigningKey("ours", b"s" * 32),), Maker("winml_dag 1.0"))
