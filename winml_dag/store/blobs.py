@@ -29,7 +29,7 @@ from pathlib import Path
 from winml_dag.errors import StoreError
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.clone import clone_and_digest
-from winml_dag.store.digest import DigestFunction, digest_file, split_digest
+from winml_dag.store.digest import DigestFunction, digest_file, is_digest, split_digest
 from winml_dag.store.files import files_below, in_words, is_executable, make_executable, partial_in, remove_file
 
 # 2001-09-09 01:46:40 UTC: no recent file has this time by chance, and because it is even it survives file systems that
@@ -59,6 +59,7 @@ class Blob:
 
     path: Path
     digest: str
+    status: os.stat_result
 
 
 class Blobs:
@@ -232,12 +233,11 @@ class Blobs:
         """Every file below the blobs folder, ordered by digest; files that are not blobs have an empty digest."""
         for entry in files_below(self.folder):
             path = Path(entry.path)
-            parts = path.relative_to(self.folder).parts
-            try:
-                digest = f"{parts[0]}:{''.join(parts[1:])}"
-                yield Blob(path, digest if self.path(digest) == path else "")
-            except StoreError:
-                yield Blob(path, "")
+            function, *parts = path.relative_to(self.folder).parts
+            digest = f"{function}:{''.join(parts)}"
+            is_blob = is_digest(digest) and self.path(digest) == path
+            with suppress(FileNotFoundError):
+                yield Blob(path, digest if is_blob else "", path.lstat())
 
     def _is_here(self, file: FileEntry) -> bool:
         blob = self._path(file.digest)

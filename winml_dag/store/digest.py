@@ -115,6 +115,11 @@ def new_hash(function: DigestFunction) -> Hash:
     return _NEW[function]()
 
 
+def is_digest(text: str) -> bool:
+    """Whether *text* is a digest of a known function."""
+    return _DIGEST.fullmatch(text) is not None
+
+
 def split_digest(digest: str) -> tuple[DigestFunction, str]:
     """The function and the hex digits of *digest*.
 

@@ -159,10 +159,9 @@ def _look(store: Store, now_ns: int, own: Path | None) -> tuple[dict[str, _Found
     for blob in store.blobs.all():
         with suppress(FileNotFoundError):
             if blob.digest:
-                status = blob.path.lstat()
-                touched_ns = max(change_time_ns(blob.path, status), status.st_atime_ns)
+                touched_ns = max(change_time_ns(blob.path, blob.status), blob.status.st_atime_ns)
                 is_in_use = horizon_ns <= touched_ns < end_ns
-                blobs[blob.digest] = _Found(blob.path, status.st_size, _blob_time(status), is_in_use)
+                blobs[blob.digest] = _Found(blob.path, blob.status.st_size, _blob_time(blob.status), is_in_use)
     held, records = held_by_plans(store), {}
     for key in store.records.keys():  # noqa: SIM118  # not a mapping
         # A damaged record counts as absent, but an unreadable one raises an error: otherwise the blobs that it needs

@@ -63,10 +63,10 @@ _SETTINGS = {
 _KEYS_AT_ONCE = 500
 
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
-_DENIED = {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_AUTH}
-_DISK = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM}
-_FILES = tuple(diskcache.core.DBNAME + ending for ending in ("", "-wal", "-shm", "-journal"))
-
+_HINDRANCES = {
+    *(sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_AUTH),
+    *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM),
+}
 
 _IS_TEXT = f"raw = 1 AND mode = {MODE_RAW} AND filename IS NULL AND typeof(key) = 'text' AND typeof(value) = 'text'"
 _UPSERT = (
@@ -212,7 +212,9 @@ class Index:
         if not self._has_warned:
             self._has_warned = True
             _LOGGER.warning(
-                "The index of the cache in %s cannot be used: %s. Going on without it.", self._folder, hindrance
+                "The index of the cache in %s cannot be used: %s. Going on without it; where that lasts, remove it.",
+                self._folder,
+                hindrance,
             )
 
     def _open(self) -> tuple[diskcache.Cache, object]:
@@ -234,19 +236,6 @@ class Index:
         except OSError:
             return None
         return status.st_dev, status.st_ino
-
-    def _may_write(self) -> bool:
-        """Whether the files are writable.
-
-        If so, permissions are not the cause: one wrong header byte makes a database read-only.
-        """
-        files = [self._folder, *(path for name in _FILES if os.path.lexists(path := self._folder / name))]
-        return all(os.access(path, os.R_OK | os.W_OK) for path in files)
-
-    def _has_no_files(self) -> bool:
-        """Whether something other than a file has the name of a database file."""
-        paths = (self._folder / name for name in _FILES)
-        return any(os.path.lexists(path) and not path.is_file() for path in paths)
 
     def _begin_afresh(self, seen: object, damage: Exception) -> None:
         self.close()
@@ -288,10 +277,7 @@ class Index:
                 f"The index of the cache in {self._folder} has been locked by another process for too long.",
                 advice="Try again, or end the process that hangs.",
             ) from error
-        is_denied = code in _DENIED and not self._may_write()
-        # Not determined by opening a file: there may be too many open files now, and fewer by then.
-        is_shut = code == sqlite3.SQLITE_CANTOPEN and not self._has_no_files()
-        return cause if is_denied or is_shut or code in _DISK else None
+        return cause if code in _HINDRANCES else None
 
 
 class _Unusable(Exception):

@@ -34,7 +34,7 @@ class Store:
 
     Args:
         remotes_of: creates its remotes; without it there are none.
-        on_progress: the callback that :meth:`settle` uses by default.
+        on_progress: gets the uploaded and the total bytes during :meth:`settle`.
         function: its digest function, by default xxh3-128 for a new folder, otherwise that of the existing store. With
             remotes it is sha256: what others write must be collision-resistant.
 
@@ -255,10 +255,10 @@ class Store:
         self.index.write("latest", keys)
         self.records.flush()
 
-    def settle(self, on_progress: Callable[[int, int], None] | None = None) -> None:
-        """Wait until all uploads are finished or given up; *on_progress* gets the uploaded and the total bytes."""
+    def settle(self) -> None:
+        """Wait until all uploads are finished or given up."""
         if self._remotes is not None:
-            self._remotes.settle(on_progress or self._on_progress)
+            self._remotes.settle(self._on_progress)
 
     def traffic(self) -> Traffic:
         """What went between this machine and others, through this store."""

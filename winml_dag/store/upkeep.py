@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from winml_dag.errors import Interrupted, StoreError, UsageError
 from winml_dag.store.artifact import FileEntry
-from winml_dag.store.blobs import STAMP_NS, Blob
+from winml_dag.store.blobs import STAMP_NS
 from winml_dag.store.digest import digest_bytes, split_digest
 from winml_dag.store.files import PARTIAL, bytes_below, in_words, remove_tree
 from winml_dag.store.gc import held_by_plans, remove_abandoned
@@ -86,12 +84,12 @@ class Cleared:
 def info(store: Store) -> StoreInfo:
     """Count and measure the content of *store*; unreadable records are skipped."""
     with in_words("Cannot look through the cache"):
-        blobs = [status for blob in store.blobs.all() if blob.digest and (status := _status(blob.path)) is not None]
+        sizes = [blob.status.st_size for blob in store.blobs.all() if blob.digest]
         records = store.records.all()
         return StoreInfo(
             records=len(records),
-            blobs=len(blobs),
-            unique_bytes=sum(status.st_size for status in blobs),
+            blobs=len(sizes),
+            unique_bytes=sum(sizes),
             apparent_bytes=sum(file.size for record in records for file in record.files()),
             index_bytes=bytes_below(store.folder / "index"),
             scratch_bytes=bytes_below(store.scratch.folder),
@@ -112,10 +110,9 @@ def verify(store: Store) -> VerifyReport:
                 if blob.path.suffix != PARTIAL:
                     foreign.append(blob.path.relative_to(store.folder).as_posix())
                 continue
-            had_stamp = _has_stamp(blob)
             if store.blobs.is_intact(blob.digest):
                 intact += 1
-                if not had_stamp and _has_stamp(blob):
+                if blob.status.st_mtime_ns != STAMP_NS == blob.path.stat().st_mtime_ns:
                     restamped.append(blob.digest)
             else:
                 damaged.append(blob.digest)
@@ -207,20 +204,6 @@ def _checked_record(store: Store, key: str) -> Record | None:
     except (OSError, StoreError):
         store.blobs.quarantine(store.records.path(key))
         store.records.remove(key)
-        return None
-
-
-def _has_stamp(blob: Blob) -> bool:
-    try:
-        return blob.path.lstat().st_mtime_ns == STAMP_NS
-    except FileNotFoundError:
-        return False
-
-
-def _status(path: Path) -> os.stat_result | None:
-    try:
-        return path.lstat()
-    except FileNotFoundError:
         return None
 
 

@@ -79,7 +79,7 @@ class OfferingStore(Store):
     def offer(self, record: Record) -> None:
         self.told.append(f"offer {','.join(file.name for file in record.files())}")
 
-    def settle(self, on_progress: object = None) -> None:  # noqa: ARG002
+    def settle(self) -> None:
         self.told.append("settle")
 
     def fetch_ahead(self, files: Iterable[FileEntry]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,9 +24,9 @@ class Settling(Store):
 
     settled = 0
 
-    def settle(self, told: Callable[[int, int], None] | None = None) -> None:
+    def settle(self) -> None:
         self.settled += 1
-        super().settle(told)
+        super().settle()
 
 
 @pytest.fixture

@@ -178,7 +178,6 @@ def test_a_row_that_names_a_file_neither_reads_nor_deletes_it(new_index, alter, 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "garbage": lambda _: b"this is no database " * 500,
     "empty header": lambda data: b"\0" * 100 + data[100:],
-    "read-only header": lambda data: data[:18] + b"\xff" + data[19:],
     # A name in the schema that is no valid text, and neither is SQLite's message about it.
     "odd text": lambda data: data.replace(b"BEGIN UPDATE Settings", b"BEGIN UPDATE \xe1ettings"),
     "truncated": lambda data: data[:6000],
@@ -277,7 +276,7 @@ def test_where_the_database_may_not_be_written_all_goes_on_without_it(new_index,
         (tmp_path / "index").chmod(0o755)
     (warning,) = (record.getMessage() for record in caplog.records)
     assert warning.startswith(f"The index of the cache in {tmp_path / 'index'} cannot be used: ")
-    assert warning.endswith(" Going on without it.")
+    assert "Going on without it" in warning
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs limits of POSIX")
@@ -300,7 +299,7 @@ def test_where_the_database_cannot_grow_all_goes_on_without_it(new_index, tmp_pa
         [sys.executable, "-c", textwrap.dedent(code), tmp_path], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (0, "{}\n"), done.stderr
-    assert done.stderr.count("Going on without it.") == 1
+    assert done.stderr.count("Going on without it") == 1
     assert new_index().read("record", ["a", "b"]) == {"a": 1}
     assert not (tmp_path / "quarantine").exists()
 
@@ -344,12 +343,11 @@ def test_a_sound_database_stays_where_it_is_when_files_cannot_be_opened(new_inde
     assert not (tmp_path / "quarantine").exists()
 
 
-def test_a_file_that_is_none_in_place_of_the_database_is_damage(new_index, tmp_path) -> None:
+def test_with_a_folder_in_place_of_the_database_all_goes_on_without_it(new_index, tmp_path) -> None:
     (tmp_path / "index" / "cache.db").mkdir(parents=True)
     index = new_index()
     index.write("record", {"a": 1})
-    assert index.read("record", ["a"]) == {"a": 1}
-    assert (tmp_path / "quarantine").exists()
+    assert index.read("record", ["a"]) == {}
 
 
 def test_a_write_that_fails_half_way_leaves_nothing_of_it(new_index) -> None:
