@@ -85,11 +85,15 @@ def write_whole(path: Path | str, data: bytes) -> None:
     partial = partial_in(folder)
     try:
         try:
-            _write_new(partial, data)
+            opened = create(partial)
         except FileNotFoundError:
             # Usually the folder exists, and checking each time would cost as much as the rest.
             os.makedirs(folder, exist_ok=True)  # noqa: PTH103
-            _write_new(partial, data)
+            opened = create(partial)
+        try:
+            write(opened, data)
+        finally:
+            os.close(opened)
         os.replace(partial, path)  # noqa: PTH105
     except BaseException:
         with suppress(OSError):
@@ -97,20 +101,12 @@ def write_whole(path: Path | str, data: bytes) -> None:
         raise
 
 
-def _write_new(path: str, data: bytes) -> None:
-    opened = create(path)
-    try:
-        write(opened, data)
-    finally:
-        os.close(opened)
-
-
 def create(path: str, folder: int | None = None) -> int:
     """The descriptor of a new file; its mode comes from the umask.
 
     Does not follow an existing link. A relative *path* is relative to *folder*, the descriptor of an open folder.
     """
-    # No file object here and below: creating one makes four unnecessary system calls, and costs 8 us.
+    # No file object: creating one makes four unnecessary system calls, and costs 8 us.
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o666, dir_fd=folder)
 
 
