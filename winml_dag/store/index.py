@@ -98,8 +98,9 @@ class TextDisk(diskcache.Disk):  # type: ignore[misc]  # diskcache is untyped
 class Index:
     """The database in *folder*; opened on first use, safe for any number of threads and processes.
 
-    Every method raises StoreError when the database is locked for longer than *busy_seconds*. If it cannot be read or
-    written for lack of space or permission, reading finds nothing and changes are lost, with one warning.
+    If it cannot be read or written, for lack of space or permission, or because another process has locked it for
+    longer than *busy_seconds*, reading finds nothing and changes are lost, with one warning. A locked one is not tried
+    again.
     """
 
     def __init__(self, folder: Path, quarantine: Path, locks: Locks, *, busy_seconds: float = BUSY_SECONDS) -> None:
@@ -110,6 +111,7 @@ class Index:
         self._busy_seconds = busy_seconds
         self._opened: tuple[diskcache.Cache, object] | None = None
         self._has_warned = False
+        self._is_locked = False
 
     def read(self, namespace: Namespace, names: Iterable[str]) -> dict[str, JsonValue]:
         """The values of those *names* that exist and are undamaged."""
@@ -186,6 +188,8 @@ class Index:
 
     def _do(self, work: Callable[[diskcache.Cache], _T], otherwise: _T) -> _T:
         """The result of *work*, or *otherwise* if the index cannot be used. A damaged one is replaced once."""
+        if self._is_locked:
+            return otherwise
         for last in (False, True):
             seen = self._identity()
             try:
@@ -262,21 +266,15 @@ class Index:
         )
 
     def _hindrance(self, error: Exception) -> object:
-        """What keeps the system from using a database that may be intact; None if it is damaged.
-
-        Raises:
-            StoreError: when it is locked.
-        """
+        """What keeps us from using a database that may be intact; None if it is damaged."""
         if isinstance(error, OSError):
             return in_plain_words(error)
         # diskcache hides the cause of a transaction that could not start behind its Timeout.
         cause = error if isinstance(error, sqlite3.Error) else error.__context__
         code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
         if code in _BUSY:
-            raise StoreError(
-                f"The index of the cache in {self._folder} has been locked by another process for too long.",
-                advice="Try again, or end the process that hangs.",
-            ) from error
+            self._is_locked = True
+            return "it has been locked by another process for too long"
         return cause if code in _HINDRANCES else None
 
 

@@ -245,13 +245,10 @@ class Records:
             self._pending[key] = record.key_inputs.stage
 
     def flush(self) -> None:
-        """Write pending rows to the index. If it is busy they are lost, and only explanations miss them."""
+        """Write pending rows to the index."""
         with self._lock:
             pending, self._pending = self._pending, {}
-        try:
-            self._index.write("record", dict.fromkeys(pending), pending)
-        except StoreError as error:
-            _LOGGER.warning("The index has not got %d records: %s", len(pending), error)
+        self._index.write("record", dict.fromkeys(pending), pending)
 
     def touch(self, key: str) -> None:
         """Set the last use of the record of *key* to now, if possible."""
