@@ -47,6 +47,15 @@ def before_reading(path: str | os.PathLike[str]) -> None:
         log(os.fspath(path), None)
 
 
+def before_reading_folders(folder: Path) -> list[Path]:
+    """Report that *folder* and all folders in it are about to be read; returns them."""
+    before_reading(folder)
+    folders = [folder, *sorted(entry for entry in folder.rglob("*") if entry.is_dir())]
+    for inside in folders[1:]:
+        before_reading(inside)
+    return folders
+
+
 def was_read(path: str | os.PathLike[str], signature: Signature) -> None:
     """Report that the file *path* was read, and had *signature* before and after."""
     if (log := _log.get()) is not None:

@@ -25,11 +25,12 @@ from winml_dag.ep.providers.openvino import OPENVINO
 from winml_dag.ep.registry import QNN, ExecutionProvider
 from winml_dag.pipeline import plan, resolve
 from winml_dag.pipeline.buildgraph import BuildGraph
+from winml_dag.pipeline.context import ResolveContext
 from winml_dag.pipeline.onestage import build_of_one
 from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.search import round_of
-from winml_dag.pipeline.sections import BEGIN
+from winml_dag.pipeline.stageconfigs import BEGIN
 from winml_dag.recipe.load import LoadedRecipe, parse_recipe
 from winml_dag.stages import optimize
 from winml_dag.store.artifact import Artifact, FileEntry
@@ -143,7 +144,7 @@ def made_up(name: str) -> Artifact:
 def stages_of(recipe: JsonRecipe, folder: Path, overrides: Overrides = NO_OPTIONS) -> Stages:
     """Return the stages of *recipe*, as if it were in *folder*. Calls share no state."""
     loaded = LoadedRecipe(folder / "recipe.json", parse_recipe(json.dumps(recipe), "recipe.json", "json"), "json")
-    build = resolve.resolve(loaded, overrides, folder / "out")
+    build = resolve.resolve(ResolveContext.of(loaded, overrides, folder / "out"))
     planned = plan.plan_build(build, Fingerprints(MemoryRows()))
     return ingredients_of_all(planned.graph, planned.sources)
 

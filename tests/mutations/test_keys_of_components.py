@@ -19,8 +19,9 @@ from reach import NOTHING
 
 from winml_dag.pipeline import plan
 from winml_dag.pipeline.buildgraph import BuildGraph
+from winml_dag.pipeline.context import ResolveContext
 from winml_dag.pipeline.request import Overrides
-from winml_dag.pipeline.resolve import resolve_whole
+from winml_dag.pipeline.resolve import resolve
 from winml_dag.recipe.load import LoadedRecipe, parse_recipe
 from winml_dag.recipe.schema import Component
 from winml_dag.store.digest import Fingerprints
@@ -54,7 +55,7 @@ EDITS = (
 
 def planned(recipe: Mapping[str, Any], folder: Path, overrides: Overrides = NO_OPTIONS) -> BuildGraph:
     loaded = LoadedRecipe(folder / "recipe.json", parse_recipe(json.dumps(recipe), "recipe.json", "json"), "json")
-    return plan.plan_build(resolve_whole(loaded, overrides, folder / "out"), Fingerprints(MemoryRows()))
+    return plan.plan_build(resolve(ResolveContext.of(loaded, overrides, folder / "out")), Fingerprints(MemoryRows()))
 
 
 def kept(stages: Stages) -> dict[str, str]:

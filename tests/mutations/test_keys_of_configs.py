@@ -20,7 +20,7 @@ from winml_dag.canonical import JsonValue
 from winml_dag.engine.keys import cache_key
 from winml_dag.engine.stage import config_json, read_config
 from winml_dag.engine.worker import load
-from winml_dag.pipeline.sections import sensitivity_config
+from winml_dag.pipeline.stageconfigs import sensitivity_config
 from winml_dag.stages.builtin import LINE
 from winml_dag.stages.sensitivity import SENSITIVITY
 from winml_dag.store.records import KeyInputs

@@ -23,7 +23,7 @@ from same_meaning import SAME, SAME_OPTIONS
 from winml_dag.ep.registry import QNN, Target
 from winml_dag.errors import RecipeError, WinmlDagError
 from winml_dag.pipeline.request import Overrides
-from winml_dag.pipeline.sections import SPEED_OPTIONS
+from winml_dag.pipeline.stageconfigs import SPEED_OPTIONS
 from winml_dag.recipe.schema import Recipe
 
 _ON_FURTHER_BASES = 2

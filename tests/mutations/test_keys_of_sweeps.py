@@ -17,6 +17,7 @@ from planned_keys import NO_OPTIONS, Stages, ingredients_of_all, keys, make_onnx
 from reach import BASES
 
 from winml_dag.pipeline import plan, resolve
+from winml_dag.pipeline.context import ResolveContext
 from winml_dag.recipe.matrix import load_sweep
 from winml_dag.store.digest import Fingerprints
 
@@ -64,7 +65,7 @@ def cells_of(said: Mapping[str, Any], folder: Path) -> dict[str, Stages]:
     path.write_text(json.dumps(said), encoding="utf-8")
     found: dict[str, Stages] = {}
     for cell in load_sweep(path).cells:
-        build = resolve.resolve(cell.recipe, NO_OPTIONS, folder / "out" / cell.folder)
+        build = resolve.resolve(ResolveContext.of(cell.recipe, NO_OPTIONS, folder / "out" / cell.folder))
         planned = plan.plan_build(build, Fingerprints(MemoryRows()))
         found[cell.name] = ingredients_of_all(planned.graph, planned.sources)
     return found

@@ -94,6 +94,14 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class Skip:
+    """In place of a config: a build skips the stage, and why. ``listed``: whether reports show it as skipped."""
+
+    reason: str
+    listed: bool = True
+
+
+@dataclass(frozen=True)
 class Command:
     """A program that does the work of a node, instead of a Python function.
 

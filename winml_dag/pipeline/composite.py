@@ -11,17 +11,19 @@ from dataclasses import fields, replace
 from typing import Any
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.engine.stage import Source
+from winml_dag.engine.stage import Skip, Source
 from winml_dag.errors import RecipeError
+from winml_dag.pipeline.context import ResolveContext, merged
 from winml_dag.pipeline.layout import prefixed
-from winml_dag.pipeline.variant import Build, CompositeBuild, Inputs, Model, ResolveContext, Skip, merged
+from winml_dag.pipeline.model import Model
+from winml_dag.pipeline.variant import Build, CompositeBuild, Inputs
 from winml_dag.recipe.document import known_instead
 from winml_dag.recipe.fields import Section
 from winml_dag.recipe.schema import Compile, Export, Quant, Recipe, Validate
 from winml_dag.recipe.schema import Component as Own
 from winml_dag.stages.export import ComponentFields, ComponentsConfig, ExportConfig
 from winml_dag.stages.export.architectures import Component, chosen_components, component_named, composite_of
-from winml_dag.stages.finalize import MODEL_FILE, FinalizeConfig
+from winml_dag.stages.finalize import MODEL_FILE
 
 # Fields of ``export`` that name tensors: names that one component lacks belong to another.
 _OF_TENSORS = ("input_tensors", "dynamic_axes")
@@ -128,7 +130,6 @@ def composite_build(context: ResolveContext, model: Model, parts: Mapping[Compon
         component.name: {"task": component.task, "precision": str(build.summary.precision)}
         for component, build in parts.items()
     }
-    assert isinstance(first.export, ExportConfig)
     return CompositeBuild(
         summary=replace(
             first.summary,
@@ -139,7 +140,7 @@ def composite_build(context: ResolveContext, model: Model, parts: Mapping[Compon
             components=by_component,
         ),
         export=ComponentsConfig(
-            loader=replace(first.export.loader, task=task, model_class=None),
+            loader=replace(_export_of(first).loader, task=task, model_class=None),
             components={
                 component.name: _component_fields(component, build, shared[component.name])
                 for component, build in parts.items()
@@ -175,14 +176,17 @@ def _with_own_outputs(context: ResolveContext, component: Component, build: Buil
     """Return *build* without output names that the recipe sets for all components: each outputs all its tensors."""
     if _writes_outputs(context.recipe.components.get(component.name)):
         return build
-    assert isinstance(build.export, ExportConfig)
-    settings = build.summary.settings
+    config, settings = _export_of(build), build.summary.settings
     export = {name: value for name, value in _mapping(settings["export"]).items() if name != "output_tensors"}
+    config = replace(config, export=replace(config.export, output_tensors=None))
     return replace(
-        build,
-        export=replace(build.export, export=replace(build.export.export, output_tensors=None)),
-        summary=replace(build.summary, settings={**settings, "export": export}),
+        build.with_configs(export=config), summary=replace(build.summary, settings={**settings, "export": export})
     )
+
+
+def _export_of(build: Build) -> ExportConfig:
+    config: ExportConfig = build.configs["export"]
+    return config
 
 
 def _writes_outputs(own: Own | None) -> bool:
@@ -200,8 +204,7 @@ def _shared_tensors(context: ResolveContext, component: Component) -> tuple[str,
 
 
 def _component_fields(component: Component, build: Build, shared: tuple[str, ...]) -> ComponentFields:
-    assert isinstance(build.export, ExportConfig)
-    export = build.export.export
+    export = _export_of(build).export
     tensors = [each.name for each in export.input_tensors or ()] if "input_tensors" in shared else []
     axes = [*(export.dynamic_axes or {})] if "dynamic_axes" in shared else []
     return ComponentFields(component.class_name, component.task, export, tuple(sorted({*tensors, *axes})))
@@ -215,14 +218,11 @@ def _part(name: str, build: Build) -> Build:
         for field in fields(Inputs)
         if field.name not in _OF_EXPORT and isinstance(source := getattr(inputs, field.name), Source)
     }
-    finalize = build.finalize
-    assert isinstance(finalize, FinalizeConfig)
-    return replace(
-        build,
-        inputs=replace(inputs, **sources),
+    build = build.with_configs(
         export=Skip("all components are exported together"),
-        finalize=replace(finalize, file=prefixed(MODEL_FILE, name)),
+        finalize=replace(build.configs["finalize"], file=prefixed(MODEL_FILE, name)),
     )
+    return replace(build, inputs=replace(inputs, **sources))
 
 
 def _precision(precisions: Mapping[str, str]) -> str:
@@ -250,9 +250,7 @@ def _outputs_notice(context: ResolveContext, parts: Mapping[Component, Build]) -
     without = [
         component.name
         for component, build in parts.items()
-        if isinstance(build.export, ExportConfig)
-        and build.export.export.output_tensors
-        and not _writes_outputs(recipe.components.get(component.name))
+        if _export_of(build).export.output_tensors and not _writes_outputs(recipe.components.get(component.name))
     ]
     if without:
         yield (

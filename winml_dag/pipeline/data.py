@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from winml_dag.engine.inplace import KEPT
 from winml_dag.engine.keys import distribution_version
-from winml_dag.engine.stage import Source, SourceFile
+from winml_dag.engine.stage import Skip, Source, SourceFile
 from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.explanation import explanation
-from winml_dag.file_reading import before_reading, read_json
+from winml_dag.file_reading import before_reading, before_reading_folders, read_json
 from winml_dag.names import is_safe_part
-from winml_dag.pipeline.sources import ModelFolder, calibration_source, data_source, find_processor_folder, folders_in
-from winml_dag.pipeline.variant import Model, ResolveContext, Skip
+from winml_dag.pipeline.context import ResolveContext
+from winml_dag.pipeline.model import Model, ModelFolder, find_processor_folder
 from winml_dag.recipe.load import resolve_path
 from winml_dag.recipe.schema import Quant
 from winml_dag.stages import artifact_types
 from winml_dag.stages.calibrate import RANGES_FILE
-from winml_dag.stages.samples import IMAGE_COLUMN, TABLES, TEXT_COLUMNS, kind_of
+from winml_dag.stages.samples import IMAGE_COLUMN, SUFFIXES, TABLES, TEXT_COLUMNS, kind_of
 
 # Packages that read each kind of data, and the extra that installs them.
 _PACKAGES: Mapping[str, tuple[tuple[str, ...], str]] = {
@@ -30,6 +30,8 @@ _PACKAGES: Mapping[str, tuple[tuple[str, ...], str]] = {
     "arrow": (("pyarrow",), "datasets"),
 }
 _OPTIONAL = ("sentencepiece",)
+# Tables next to other kinds of data, which describe it.
+_ABOUT_OTHERS = ("json", "csv")
 
 # Usual column names of data sets for a task, where they are not text and image.
 _COLUMNS_OF_TASKS: Mapping[str, Mapping[str, str]] = {
@@ -72,7 +74,7 @@ class Data:
     looked_at: tuple[Path, ...] = ()
 
 
-def find_calibration(context: ResolveContext, model: Model, quant: Quant, task: str | None, *, download: bool) -> Data:
+def find_calibration(context: ResolveContext, model: Model, quant: Quant, task: str | None) -> Data:
     """Find the files that *quant* names, reading only a data set's card and the head of a file of ranges.
 
     Raises:
@@ -83,15 +85,13 @@ def find_calibration(context: ResolveContext, model: Model, quant: Quant, task: 
     static = quant.mode == "static"
     ranges = _ranges(context, quant) if static and quant.calibration_load_path is not None else None
     save_path = _save_path(quant.calibration_save_path) if static and quant.calibration_save_path else None
-    data, looked_at = _data(context, quant, download=download)
-    found = Data() if data is None else _described(context, model, quant, task, data, download)
+    data, looked_at = _data(context, quant)
+    found = Data() if data is None else _described(context, model, quant, task, data)
     seen = () if ranges is None else tuple(file.path for file in ranges.files)
     return replace(found, ranges=ranges, save_path=save_path, looked_at=(*looked_at, *seen, *found.looked_at))
 
 
-def find_validation_data(
-    context: ResolveContext, model: Model, quant: Quant | None, task: str | None, *, download: bool
-) -> Data:
+def find_validation_data(context: ResolveContext, model: Model, quant: Quant | None, task: str | None) -> Data:
     """Find the files that ``validate.input_data`` names, without reading them.
 
     Raises:
@@ -104,8 +104,8 @@ def find_validation_data(
     path = resolve_path(context.base, wanted.input_data)
     data = replace(calibration_source(path, "validate.input_data"), name="validation data")
     # This section names the processor and the columns, even for a model that is not quantized.
-    found = _described(context, model, quant or context.recipe.quant or Quant(), task, data, download)
-    return replace(found, looked_at=(*folders_in(path), *found.looked_at))
+    found = _described(context, model, quant or context.recipe.quant or Quant(), task, data)
+    return replace(found, looked_at=(*before_reading_folders(path), *found.looked_at))
 
 
 def not_validated(context: ResolveContext) -> Skip | None:
@@ -118,14 +118,12 @@ def not_validated(context: ResolveContext) -> Skip | None:
     return Skip("compile.validate is false") if section is not None and not section.validation else None
 
 
-def _described(
-    context: ResolveContext, model: Model, quant: Quant, task: str | None, data: Source, download: bool
-) -> Data:
+def _described(context: ResolveContext, model: Model, quant: Quant, task: str | None, data: Source) -> Data:
     """Return *data* with what makes inputs of it."""
     kind = str(kind_of(data.files[0].name))
     require_packages(kind)
     columns = columns_of(quant, task) if kind in TABLES else None
-    folder = processor_of(context, model, quant, kind, columns, download=download)
+    folder = _processor_of(context, model, quant, kind, columns)
     if folder is None:
         return Data(data, columns=columns)
     return Data(data, folder.processor_source(), columns, looked_at=folder.looked_at)
@@ -215,20 +213,20 @@ def _save_path(text: str) -> str:
     return name
 
 
-def _data(context: ResolveContext, quant: Quant, *, download: bool) -> tuple[Source | None, tuple[Path, ...]]:
+def _data(context: ResolveContext, quant: Quant) -> tuple[Source | None, tuple[Path, ...]]:
     if quant.dataset_name is not None:
         if quant.calibration_data is not None:
             raise RecipeError("quant.calibration_data and quant.dataset_name name two sets of data. Keep one of them.")
         from winml_dag.pipeline.datasets import find_dataset
 
         found = find_dataset(
-            quant.dataset_name, context.base, quant.dataset_subset, quant.dataset_split, download=download
+            quant.dataset_name, context.base, quant.dataset_subset, quant.dataset_split, download=context.download
         )
         return data_source(found.files, f"quant.dataset_name: {quant.dataset_name}"), found.looked_at
     if quant.calibration_data is None:
         return None, ()
     path = resolve_path(context.base, quant.calibration_data)
-    return calibration_source(path), tuple(folders_in(path))
+    return calibration_source(path), tuple(before_reading_folders(path))
 
 
 def columns_of(quant: Quant, task: str | None) -> Mapping[str, str]:
@@ -236,8 +234,8 @@ def columns_of(quant: Quant, task: str | None) -> Mapping[str, str]:
     return dict(quant.columns_mapping) or dict(_COLUMNS_OF_TASKS.get(quant.task or task or "", {}))
 
 
-def processor_of(
-    context: ResolveContext, model: Model, quant: Quant, kind: str, columns: Mapping[str, str] | None, *, download: bool
+def _processor_of(
+    context: ResolveContext, model: Model, quant: Quant, kind: str, columns: Mapping[str, str] | None
 ) -> ModelFolder | None:
     """Return the folder whose tokenizer and image processor are used for data of *kind*; None if none is needed.
 
@@ -249,7 +247,7 @@ def processor_of(
     if not needed and kind not in TABLES:
         return None
     if quant.model_id is not None:
-        return find_processor_folder(quant.model_id, context.base, download=download)
+        return find_processor_folder(quant.model_id, context.base, download=context.download)
     if model.folder is None and needed:
         what = "an image processor" if kind == "images" else "a tokenizer"
         raise UsageError(
@@ -257,3 +255,51 @@ def processor_of(
             advice="Set quant.model_id to a model folder or hub id that has one, or give arrays (.npz).",
         )
     return model.folder
+
+
+# --- The files of data that a user names.
+
+
+def calibration_source(path: Path, field: str = "quant.calibration_data") -> Source:
+    """Return a data file, or every data file in a folder; *field* is the setting that names it.
+
+    Raises:
+        InputError: when there is none.
+    """
+    before_reading_folders(path)  # log these reads before the entries are listed
+    files = tuple(_data_files(path))
+    if not files:
+        what = "has no data files" if path.is_dir() else "is not a data file" if path.exists() else "does not exist"
+        known = ", ".join(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
+        raise InputError(f"{field}: {path} {what} ({known}).")
+    return data_source(files, f"{field}: {path}")
+
+
+def data_source(files: Sequence[SourceFile], named: str) -> Source:
+    """Return *files*, which must be of one kind, as data; *named* identifies them in errors.
+
+    JSON and CSV tables next to other kinds of data describe that data (``metadata.csv``), and are skipped.
+
+    Raises:
+        InputError: when they are of several kinds.
+    """
+    found = {file: str(kind_of(file.name)) for file in files}
+    chosen = set(found.values()) - set(_ABOUT_OTHERS) or set(found.values())
+    if len(chosen) > 1:
+        raise InputError(
+            f"{named} has files of several kinds: {', '.join(sorted(chosen))}.",
+            advice="Put those of one kind into a folder of their own.",
+        )
+    kept = tuple(file for file, kind in found.items() if kind in chosen)
+    return Source("calibration data", artifact_types.CALIBRATION_DATA, kept)
+
+
+def _data_files(path: Path) -> Iterator[SourceFile]:
+    if path.is_dir():
+        inside = sorted(entry for entry in path.rglob("*") if kind_of(entry.name) is not None and entry.is_file())
+        yield from (SourceFile(entry.relative_to(path).as_posix(), entry) for entry in inside)
+    elif path.is_file() and kind_of(path.name) is not None:
+        # The name of a single file has no meaning: with a fixed name, renaming it changes no key. But an array has the
+        # name of its input.
+        suffix = path.suffix.lower()
+        yield SourceFile(path.name if suffix == ".npy" else f"data{suffix}", path)

@@ -14,9 +14,8 @@ from typing import Any
 
 from winml_dag.engine.stage import SourceFile
 from winml_dag.errors import InputError
-from winml_dag.file_reading import before_reading
+from winml_dag.file_reading import before_reading, before_reading_folders
 from winml_dag.pipeline import hub
-from winml_dag.pipeline.sources import folders_in
 from winml_dag.recipe.load import is_path_like, resolve_path
 from winml_dag.stages.samples import kind_of
 
@@ -108,7 +107,7 @@ def has_splits(folder: Path) -> bool:
 def _in_folder(
     name: str, folder: Path, subset: str | None, split: str, before: tuple[Path, ...], asker: Asker
 ) -> Dataset:
-    folders = folders_in(folder)
+    folders = before_reading_folders(folder)
     names, text = _content(folder)
     files = tuple(SourceFile(file, folder / file) for file in choose_files(name, names, text, subset, split, asker))
     card = folder / CARD

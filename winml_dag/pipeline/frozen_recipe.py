@@ -16,10 +16,11 @@ from winml_dag.engine.execute import LocalExecutor
 from winml_dag.engine.job import Job
 from winml_dag.engine.stage import Node, Source, Stage, config_json
 from winml_dag.errors import StageError, UsageError
+from winml_dag.pipeline.context import ResolveContext
 from winml_dag.pipeline.quantization import reads
 from winml_dag.pipeline.request import Request
-from winml_dag.pipeline.resolve import resolve_whole
-from winml_dag.pipeline.variant import Build, CompositeBuild, Skip
+from winml_dag.pipeline.resolve import resolve
+from winml_dag.pipeline.variant import Build, CompositeBuild
 from winml_dag.recipe.schema import Recipe
 from winml_dag.stages.export import (
     CAPTURE,
@@ -27,6 +28,7 @@ from winml_dag.stages.export import (
     SCRIPT_SOURCE,
     SIGNATURE,
     CaptureConfig,
+    ComponentsConfig,
     ExportConfig,
     ExportFields,
     LoaderFields,
@@ -65,8 +67,9 @@ def frozen_recipe(request: Request, folder: Path, *, module: str | None = None) 
     nameless = _is_nameless(request, base)
     if nameless and module is None:
         overrides = replace(overrides, random_weights=True)
-    build = resolve_whole(loaded, overrides, folder, download=True, runs=False)
-    _refuse_task(build)
+    build = resolve(ResolveContext.of(loaded, overrides, folder, download=True, runs=False))
+    export = build.export if isinstance(build, CompositeBuild) else build.chosen("export")
+    _refuse_task(export)
     settings = {
         **build.summary.settings,
         "auto": base.auto if request.overrides.analyze is None else request.overrides.analyze,
@@ -76,7 +79,7 @@ def frozen_recipe(request: Request, folder: Path, *, module: str | None = None) 
         settings["max_optim_iterations"] = request.overrides.max_optim_iterations
     if request.overrides.allow_unsupported_nodes:
         settings["allow_unsupported_nodes"] = True
-    model_type = None if isinstance(build.export, Skip) else build.export.loader.model_type
+    model_type = None if export is None else export.loader.model_type
     settings["loader"] = {
         **({} if model_type is None else {"model_type": model_type}),
         **{name: value for name, value in _section(settings, "loader") if name != "random_weights" or not nameless},
@@ -89,11 +92,11 @@ def frozen_recipe(request: Request, folder: Path, *, module: str | None = None) 
     return _with_tensors(frozen, settings, build)
 
 
-def _refuse_task(build: Build | CompositeBuild) -> None:
+def _refuse_task(export: ExportConfig | ComponentsConfig | None) -> None:
     """Raise UsageError for an unknown task: its recipe could not be built."""
-    if not isinstance(build.export, Skip):
+    if export is not None:
         try:
-            task_named(build.export.loader.task)
+            task_named(export.loader.task)
         except StageError as error:
             raise UsageError(error.message, advice=error.advice) from error
 
@@ -111,13 +114,14 @@ def _model_type(request: Request, recipe: Recipe) -> JsonValue:
 
 
 def _modules(frozen: FrozenRecipe, settings: JsonObject, build: Build | CompositeBuild, module: str) -> FrozenRecipe:
-    if isinstance(build, CompositeBuild) or not isinstance(build.export, ExportConfig):
+    export = None if isinstance(build, CompositeBuild) else build.chosen("export")
+    if isinstance(build, CompositeBuild) or export is None:
         raise UsageError(
             f"--module {module} is for modules of one PyTorch model that is exported.",
             advice="Name one component with --submodel, or give the PyTorch model.",
         )
     recipes, left_out = module_recipes(
-        settings, build.export.loader, build.export.export, build.inputs.model, module, script=build.inputs.script
+        settings, export.loader, export.export, build.inputs.model, module, script=build.inputs.script
     )
     notices = (f"There is no recipe for the module {path}: {why}" for path, why in left_out.items())
     return replace(frozen, recipes=recipes, notices=(*frozen.notices, *notices))
@@ -137,8 +141,8 @@ def _with_tensors(frozen: FrozenRecipe, settings: JsonObject, build: Build | Com
             config = SignatureConfig(loader, component.export, component)
             components[name] = _spelled_out(own, config, part.inputs.model, notices)
         written["components"] = components
-    elif not isinstance(build.export, Skip) and build.inputs.script is None and build.export.loader.module_path is None:
-        config = SignatureConfig(build.export.loader, build.export.export)
+    elif (export := build.chosen("export")) and build.inputs.script is None and export.loader.module_path is None:
+        config = SignatureConfig(export.loader, export.export)
         written = {**written, **_spelled_out(settings, config, build.inputs.model, notices)}
     return replace(frozen, recipes=(_readable(written),), notices=(*frozen.notices, *notices))
 

@@ -18,9 +18,9 @@ from winml_dag.engine.stage import Node, Source, Stage, config_json
 from winml_dag.ep.registry import Target, find_ep
 from winml_dag.pipeline.data import packages_of
 from winml_dag.pipeline.epplace import HERE, EpPlace, ep_place
+from winml_dag.pipeline.model import Known
 from winml_dag.pipeline.search import CHECK
-from winml_dag.pipeline.sources import Known
-from winml_dag.pipeline.variant import Build, chosen
+from winml_dag.pipeline.variant import Build
 from winml_dag.stages import artifact_types
 from winml_dag.stages.builtin import LINE
 from winml_dag.stages.compile import CompileConfig
@@ -47,7 +47,7 @@ class Start:
 
 def quantize_ids(build: Build) -> list[str]:
     """Return the ids of successive quantizations; the last one's result is the quantized model."""
-    return ["quantize", *(f"quantize.{place}" for place in range(1, len(chosen(build.quantize) or ())))]
+    return ["quantize", *(f"quantize.{place}" for place in range(1, len(build.chosen("quantize") or ())))]
 
 
 def id_of(build: Build, name: str) -> str:
@@ -101,7 +101,7 @@ class Line:
     def nodes(self) -> Iterator[Node]:
         build = self._build
         for name, stage in LINE.items():
-            config = chosen(getattr(build, name))
+            config = build.chosen(name)
             if name == "normalize" and self._kind != artifact_types.COMPILED_MODEL:
                 # An ONNX file is compared in its original form, so that normalizing is validated too.
                 self._artifacts["reference"] = self._artifacts["model"]
@@ -123,9 +123,9 @@ class Line:
                 yield self._taken(node)
 
     def _rounds(self) -> Iterator[Node]:
-        """Yield optimize and analyze, as often as the search may need; see :mod:`winml_dag.pipeline.sections`."""
+        """Yield optimize and analyze, as often as the search may need; see :mod:`winml_dag.pipeline.stageconfigs`."""
         build, model = self._build, self._artifacts["model"]
-        optimize, analyze, search = chosen(build.optimize), chosen(build.analyze), build.search
+        optimize, analyze, search = build.chosen("optimize"), build.chosen("analyze"), build.search
         place = self._place(build.target) if analyze is not None and analyze.target.asks else HERE
         # The same in each round.
         optimizing, analyzing = (None if config is None else config_json(config) for config in (optimize, analyze))
@@ -144,7 +144,7 @@ class Line:
             self._artifacts |= data
         if build.sensitivity is not None:
             yield self._node("sensitivity", SENSITIVITY, config_json(build.sensitivity))
-        for node_id, quantize in zip(quantize_ids(build), chosen(build.quantize) or (), strict=False):
+        for node_id, quantize in zip(quantize_ids(build), build.chosen("quantize") or (), strict=False):
             yield self._taken(self._node(node_id, quantize_stage(quantize.quant.mode), config_json(quantize)))
 
     def _validate(self, config: ValidateConfig) -> Node:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from winml_dag.ep.registry import Target
 from winml_dag.errors import UsageError
 from winml_dag.onnxmodel.inspect import NO_TENSOR, UNKNOWN_DIMENSION, UNKNOWN_RANK, TensorSpec
-from winml_dag.pipeline.sources import OnnxFile
-from winml_dag.pipeline.variant import ResolveContext
+from winml_dag.pipeline.context import ResolveContext
+from winml_dag.pipeline.model import OnnxFile
 from winml_dag.recipe.document import known_instead
 from winml_dag.recipe.schema import Export, InputTensor, Recipe
 from winml_dag.stages import artifact_types
@@ -315,12 +315,11 @@ def normalization_for(
     return Normalization(NormalizeConfig(GivenInputs(tensors), raises), notices)
 
 
-def requested_shapes(context: ResolveContext, onnx: OnnxFile, *, whole: bool) -> RequestedShapes:
+def requested_shapes(context: ResolveContext, onnx: OnnxFile) -> RequestedShapes:
     """Return the sizes for the inputs of *onnx* in recipe and options.
 
-    *whole*: the build starts from this model; a command for one stage may instead get a model that a build of the
-    recipe made. The recipe's section only applies if the recipe is for an ONNX model; otherwise it describes the export
-    of another model.
+    A command for one stage may get a model that a build of the recipe made, without some of its dimensions. The
+    recipe's section only applies if the recipe is for an ONNX model; otherwise it describes the export of another one.
     """
     now = context.overrides.section("export")
     section = context.recipe.export
@@ -328,7 +327,7 @@ def requested_shapes(context: ResolveContext, onnx: OnnxFile, *, whole: bool) ->
         return RequestedShapes()
     counts = section.model_fields_set if _is_for_onnx(context.recipe) else set(now)
     sizes = section.shape_config if "shape_config" in counts else None
-    if sizes and not whole and "shape_config" not in now:
+    if sizes and context.only is not None and "shape_config" not in now:
         there = {dim for spec in onnx.summary.inputs for dim in spec.shape}
         sizes = {name: size for name, size in sizes.items() if name in there}
     yields = "input_tensors" not in now and not now.keys().isdisjoint(("batch_size", "shape_config"))

@@ -10,13 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from winml_dag.engine.stage import Skip
 from winml_dag.errors import UsageError
 from winml_dag.names import is_safe_part
+from winml_dag.pipeline.context import ResolveContext
+from winml_dag.pipeline.model import OnnxFile
 from winml_dag.pipeline.request import Request, beside
-from winml_dag.pipeline.resolve import resolve_whole
-from winml_dag.pipeline.sections import sensitivity_config
-from winml_dag.pipeline.sources import OnnxFile
-from winml_dag.pipeline.variant import Build, CompositeBuild, SavePath, Skip
+from winml_dag.pipeline.resolve import resolve
+from winml_dag.pipeline.stageconfigs import sensitivity_config
+from winml_dag.pipeline.variant import Build, CompositeBuild, SavePath
 from winml_dag.recipe.load import LoadedRecipe
 from winml_dag.stages import artifact_types
 from winml_dag.stages.builtin import LINE
@@ -100,12 +102,12 @@ def build_of_one(request: Request, *, download: bool) -> Build | CompositeBuild:
         compile=command.compiles,
         analyze=False,
     )
-    build = resolve_whole(loaded, overrides, output.parent, download=download, only=command.stages)
+    build = resolve(ResolveContext.of(loaded, overrides, output.parent, download=download, only=command.stages))
     if isinstance(build, CompositeBuild):
         return _of_components(build, command, output)
     if compiles:
         build, command = _compiling(build, command, quantizes=quantizes, shares=bool(request.also))
-    elif isinstance(main := getattr(build, request.command), Skip):
+    elif isinstance(main := build.configs[request.command], Skip):
         why = main.reason.removeprefix("there is ")
         nothing = why if why.startswith("nothing") else f"nothing to {request.command}: {why}"
         raise UsageError(f"There is {nothing}.", advice=command.advice)
@@ -131,9 +133,9 @@ def _has_quant_config(loaded: LoadedRecipe | None) -> bool:
 def _compiling(build: Build, command: _Command, *, quantizes: bool, shares: bool) -> tuple[Build, _Command]:
     """Return *build* with the notices of a compilation, and *command* adapted to the target of *build*."""
     notices = list(build.summary.notices)
-    if quantizes and isinstance(build.quantize, Skip):
-        notices.append(f"compile.quant_config has no effect: {build.quantize.reason}.")
-    if not isinstance(build.compile, Skip):
+    if quantizes and isinstance(skip := build.configs["quantize"], Skip):
+        notices.append(f"compile.quant_config has no effect: {skip.reason}.")
+    if build.chosen("compile"):
         command = replace(command, stages=command.stages - {"optimize"})
     elif shares:
         raise UsageError(
@@ -150,7 +152,7 @@ def _only(build: Build, command: _Command, name: str) -> Build:
     # normalize is done wherever it is needed, and resolved without analyze.
     others = LINE.keys() - command.stages - {"normalize", "analyze"}
     skipped: dict[str, Any] = dict.fromkeys(others, Skip("this command is not about it"))
-    return replace(build, declared=None, **{"finalize": _finalize(build, name), **skipped})
+    return replace(build.with_configs(**{"finalize": _finalize(build, name), **skipped}), declared=None)
 
 
 def _of_components(build: CompositeBuild, command: _Command, output: Path) -> CompositeBuild:
@@ -169,25 +171,23 @@ def _of_components(build: CompositeBuild, command: _Command, output: Path) -> Co
 
 def _finalize(build: Build, name: str) -> FinalizeConfig:
     """Return the config that gives the model its *name*; only compiling keeps the checks of a compiled model."""
-    if isinstance(build.compile, Skip) or not isinstance(build.finalize, FinalizeConfig):
-        return FinalizeConfig(name)
-    return replace(build.finalize, file=name)
+    return replace(build.configs["finalize"], file=name) if build.chosen("compile") else FinalizeConfig(name)
 
 
 def _ranking(build: Build) -> Build:
     """Return *build* with the additional stage that ranks nodes."""
-    if isinstance(build.validate, Skip):
+    validate = build.configs["validate"]
+    if isinstance(validate, Skip):
         raise UsageError(
-            f"--sensitivity runs the samples that are kept back for validation, but {build.validate.reason}.",
+            f"--sensitivity runs the samples that are kept back for validation, but {validate.reason}.",
             advice="Remove one of the two.",
         )
-    assert not isinstance(build.quantize, Skip)
-    return replace(build, sensitivity=sensitivity_config(build.quantize[0], build.validate))
+    return replace(build, sensitivity=sensitivity_config(build.configs["quantize"][0], validate))
 
 
 def _save_path(build: Build, path: Path) -> SavePath:
-    if isinstance(build.calibrate, Skip):
-        raise UsageError(f"--save-calibration: there are no ranges to save: {build.calibrate.reason}.")
+    if isinstance(skip := build.configs["calibrate"], Skip):
+        raise UsageError(f"--save-calibration: there are no ranges to save: {skip.reason}.")
     if not is_safe_part(path.name):
         raise UsageError(f"{path.name!r} is not a name of a file on every system.", advice="Save the ranges elsewhere.")
     return SavePath(path.parent.resolve(), path.name)
@@ -236,7 +236,6 @@ def _sharing(build: Build, first: Path, also: Sequence[Path]) -> Build:
     """
     output = build.summary.output_file
     assert output is not None
-    assert isinstance(build.finalize, FinalizeConfig)
     if len(also) >= MOST_MODELS:
         raise UsageError(f"{len(also) + 1} models are given, and at most {MOST_MODELS} share a binary.")
     _refuse_settings(build)
@@ -260,18 +259,18 @@ def _sharing(build: Build, first: Path, also: Sequence[Path]) -> Build:
         else "Not run: models that share a binary are not validated. Run them on the device."
     )
     return replace(
-        build,
+        build.with_configs(
+            validate=Skip("models that share a binary are not validated"),
+            finalize=FinalizeSharedConfig(files, build.configs["finalize"].compile),
+        ),
         summary=replace(build.summary, also=files[1:], notices=(*build.summary.notices, note)),
-        validate=Skip("models that share a binary are not validated"),
-        finalize=FinalizeSharedConfig(files, build.finalize.compile),
         also=tuple(model.source() for model in models),
     )
 
 
 def _refuse_settings(build: Build) -> None:
-    assert not isinstance(build.compile, Skip)
-    fields = build.compile.compile
-    if not isinstance(build.quantize, Skip):
+    fields = build.configs["compile"].compile
+    if build.chosen("quantize"):
         raise UsageError("compile.quant_config is for one model at a time.", advice="Quantize each by itself first.")
     if fields.embed_context:
         raise UsageError(

@@ -14,24 +14,14 @@ from pathlib import Path
 
 from winml_dag.configuration import config_file
 from winml_dag.engine.graph import Cycle, Graph
-from winml_dag.engine.stage import Node, Source
+from winml_dag.engine.stage import Node, Skip, Source
 from winml_dag.ep.availability import environments_behind
 from winml_dag.file_reading import before_reading
 from winml_dag.pipeline.buildgraph import BuildGraph, Step
 from winml_dag.pipeline.layout import RANGES, is_builtin, prefixed, reserved
 from winml_dag.pipeline.line import Line, Start, id_of
-from winml_dag.pipeline.sources import Known
-from winml_dag.pipeline.variant import (
-    Build,
-    BuiltIn,
-    CompositeBuild,
-    Declared,
-    Inputs,
-    OnlyDeclared,
-    Skip,
-    UserPlan,
-    chosen,
-)
+from winml_dag.pipeline.model import Known
+from winml_dag.pipeline.variant import Build, BuiltIn, CompositeBuild, Declared, Inputs, OnlyDeclared, UserPlan
 from winml_dag.recipe.document import Findings
 from winml_dag.stages.builtin import LINE
 from winml_dag.stages.export import export_stage
@@ -112,7 +102,7 @@ def _configuration() -> tuple[tuple[Path, ...], tuple[Path, ...]]:
 
 def _sources(build: Build) -> list[Source]:
     roles = build.inputs
-    searched = chosen(build.optimize) or chosen(build.analyze)
+    searched = build.chosen("optimize") or build.chosen("analyze")
     search = (build.search.begin, build.search.tables) if searched else ()
     given = (roles.model, roles.script, *build.also, *search, *_data(roles), roles.ranges, roles.option_files)
     return [source for source in given if source is not None]
@@ -146,9 +136,7 @@ def _plan_own(build: Build, declared: Declared, fingerprints: Fingerprints) -> U
 
 
 def _skipped_because(build: Build, name: str) -> str | None:
-    config = getattr(build, name)
-    if config is None:
-        return "the model needs none"
+    config = build.configs[name]
     return config.reason if isinstance(config, Skip) else None
 
 
@@ -199,9 +187,8 @@ def _steps(build: Build, nodes: Sequence[Node]) -> Iterator[Step]:
     present = {node.stage.name for node in nodes if is_builtin(node)}
     # Skipped stages are not listed for a build of a single file.
     order = [*LINE]
-    left_out = [name for name in order if name not in present and build.summary.output_file is None]
-    if build.normalize is None and "normalize" in left_out:
-        left_out.remove("normalize")
+    is_listed = build.summary.output_file is None
+    left_out = [name for name in order if is_listed and name not in present and _is_listed(build.configs[name])]
     for node in nodes:
         if is_builtin(node) and node.stage.name in LINE:
             at = order.index(node.stage.name)
@@ -211,6 +198,10 @@ def _steps(build: Build, nodes: Sequence[Node]) -> Iterator[Step]:
     yield from (_skipped(build, name) for name in left_out)
 
 
+def _is_listed(config: object) -> bool:
+    return not isinstance(config, Skip) or config.listed
+
+
 def _skipped(build: Build, stage: str) -> Step:
-    skip = getattr(build, stage)
+    skip = build.configs[stage]
     return Step(stage, stage, skip.reason if isinstance(skip, Skip) else "not part of this build")

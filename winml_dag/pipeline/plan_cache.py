@@ -272,7 +272,7 @@ def plan_request(
     can be determined. *around*: the fingerprint of the environment, if it was taken before planning began.
 
     Raises:
-        UsageError, InputError: as for :func:`winml_dag.pipeline.resolve.resolve`, and for sources that cannot be read.
+        UsageError, InputError: as for :func:`winml_dag.pipeline.resolve.build_of`, and for sources that cannot be read.
     """
     words = request.words
     current_plan = current_plan or (None if words is None else check(str(store.folder), words))
@@ -328,9 +328,9 @@ def look_at_each(requests: Iterable[tuple[str, Request]], store: Store) -> tuple
     build of many takes as long as planning it.
     """
     # Imported here, as above.
+    from winml_dag.pipeline.model import Known
     from winml_dag.pipeline.plan import plan_build
     from winml_dag.pipeline.resolve import build_of
-    from winml_dag.pipeline.sources import Known
 
     known = Known()
 

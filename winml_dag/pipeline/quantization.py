@@ -8,11 +8,12 @@ from dataclasses import fields as fields_of
 from functools import cache
 from typing import Any
 
+from winml_dag.engine.stage import Skip
 from winml_dag.ep.provider import Integers, Target
 from winml_dag.ep.registry import CPU
 from winml_dag.errors import RecipeError, UsageError
-from winml_dag.pipeline.sources import OnnxFile
-from winml_dag.pipeline.variant import ResolveContext, Skip, merged
+from winml_dag.pipeline.context import ResolveContext, merged
+from winml_dag.pipeline.model import OnnxFile
 from winml_dag.recipe.precision import Precision, parse_precision, type_bits
 from winml_dag.recipe.schema import Quant
 from winml_dag.stages import artifact_types
@@ -68,7 +69,7 @@ def _precision(context: ResolveContext, target: Target) -> Precision | None:
             raise RecipeError(
                 f"precision is {name}, but quant is null, which means: do not quantize. Keep one of them."
             )
-    if name is None and not context.has_recipe and context.overrides.quant is None:
+    if name is None and context.loaded is None and context.overrides.quant is None:
         name = "auto"
     return None if name is None else precision_for(name, target)
 
@@ -89,10 +90,8 @@ def refuse_other_quantize(context: ResolveContext, quant: Quant | Skip, onnx: On
         )
 
 
-def quantize_configs(quant: Quant | Skip, target: Target) -> tuple[QuantizeConfig, ...] | Skip:
+def quantize_configs(quant: Quant, target: Target) -> tuple[QuantizeConfig, ...]:
     """Return the quantizations that *quant* requests, in order."""
-    if isinstance(quant, Skip):
-        return quant
     if quant.mode == "static":
         integers, fields = target.ep.integers, _quantize_fields(quant)
         op_types = None if fields.op_types_to_quantize else operators_by_default(quant, target)

@@ -1,55 +1,45 @@
 """Resolve a recipe and the options of a run into a build with nothing left to decide.
 
 Everything that can be rejected before work begins is rejected here: an unknown precision, an execution provider that is
-not installed, a missing model, settings that contradict each other. A stage's config gets exactly the fields that it
-reads.
+not installed, a missing model, settings that contradict each other. :mod:`winml_dag.pipeline.decisions` has what is
+decided, and :mod:`winml_dag.pipeline.stageconfigs` the config of each stage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from winml_dag.engine.keys import distribution_version
-from winml_dag.engine.stage import Source
-from winml_dag.ep.availability import is_at_hand, require_at_hand, resolve_target, what_is_missing
-from winml_dag.ep.registry import CPU, Target
+from winml_dag.engine.stage import Skip, Source
+from winml_dag.ep.availability import is_at_hand, require_at_hand, what_is_missing
+from winml_dag.ep.registry import Target
 from winml_dag.errors import UsageError, WinmlDagError
-from winml_dag.pipeline import sections
 from winml_dag.pipeline.build_info import asked_for
 from winml_dag.pipeline.buildgraph import BuildSummary
-from winml_dag.pipeline.compilation import compile_config, finalize_config, option_files, sdk_of, with_compile_settings
-from winml_dag.pipeline.data import Data, data_of, find_calibration, find_validation_data, not_validated
+from winml_dag.pipeline.compilation import option_files, sdk_of
+from winml_dag.pipeline.context import ResolveContext
+from winml_dag.pipeline.decisions import Decisions
+from winml_dag.pipeline.model import Known, Model, find_model, user_script
 from winml_dag.pipeline.outputdir import has_only_stages, output_folder
-from winml_dag.pipeline.quantization import quant_for, quant_section, quantize_configs, refuse_other_quantize
-from winml_dag.pipeline.request import Overrides, Request
+from winml_dag.pipeline.request import Request
 from winml_dag.pipeline.settings import settings_of
-from winml_dag.pipeline.sources import Known, OnnxFile
+from winml_dag.pipeline.stageconfigs import data_notices, search_notices, search_of
 from winml_dag.pipeline.variant import (
     Build,
     CompositeBuild,
     Declared,
     Inputs,
-    Model,
     OnlyDeclared,
-    ResolveContext,
     SavePath,
-    Skip,
-    chosen,
-    find_model,
     rewires_builtin,
-    task_for,
-    user_script,
-    with_settings,
 )
 from winml_dag.recipe.load import LoadedRecipe
-from winml_dag.recipe.precision import precision_name
-from winml_dag.recipe.schema import Quant, Recipe
+from winml_dag.recipe.schema import Recipe
 from winml_dag.stages import artifact_types
 from winml_dag.stages.builtin import LINE
-from winml_dag.stages.compile import CompileConfig
 from winml_dag.stages.export.architectures import Component, composite_of
 
 T = TypeVar("T")
@@ -73,7 +63,8 @@ def build_of(
     if loaded is not None and has_only_stages(loaded, request.overrides):
         build: Build | CompositeBuild | OnlyDeclared = _only_declared(loaded, folder)
     else:
-        build = resolve_whole(loaded, request.overrides, folder, known, download=download, runs=needs_folder)
+        context = ResolveContext.of(loaded, request.overrides, folder, download=download, runs=needs_folder)
+        build = resolve(context, known)
     asked = asked_for(loaded, request.overrides)
     return replace(build, summary=replace(build.summary, asked=asked, final_only=request.final_only))
 
@@ -108,198 +99,104 @@ def _declared(loaded: LoadedRecipe | None) -> Declared | None:
     return Declared(loaded.recipe.stages, path.parent.resolve(), path, loaded.positions)
 
 
-def resolve_whole(
-    loaded: LoadedRecipe | None,
-    overrides: Overrides,
-    output_dir: Path,
-    known: Known | None = None,
-    *,
-    download: bool = False,
-    only: Container[str] = LINE,
-    runs: bool = True,
-) -> Build | CompositeBuild:
-    """Return the build of *loaded* and *overrides*, with all components if it is a composite model.
+def resolve(context: ResolveContext, known: Known | None = None) -> Build | CompositeBuild:
+    """Return the build of *context*, with all components if it is a composite model.
 
     *known*: what other builds of the same plan have read.
 
     Raises:
-        UsageError, InputError: as for :func:`resolve`.
+        UsageError: for contradictions and missing prerequisites.
+        InputError: for a model or data file that is missing or damaged.
     """
-    # The section loader decides the model and its components.
-    recipe = with_settings(_recipe(loaded), Overrides(settings={"loader": overrides.section("loader")}))
-    context = ResolveContext(recipe, _base(loaded), loaded is not None, overrides)
-    model = find_model(context, known or Known(), download=download)
-
-    def part(component: Component | None) -> Build:
-        return resolve(
-            loaded, overrides, output_dir, download=download, only=only, runs=runs, model=model, component=component
-        )
-
-    asks = overrides.submodel or recipe.components or recipe.loader.module_path
+    loader_known = context.with_loader()
+    recipe = loader_known.recipe
+    model = find_model(loader_known, known or Known())
+    asks = context.overrides.submodel or recipe.components or recipe.loader.module_path
     if not asks and composite_of(model.model_type) is None:
-        return part(None)
+        return _resolve_one(context, model)
     # Imported here: most models are exported in one piece.
     from winml_dag.pipeline.composite import components_for, composite_build
 
-    components = components_for(context, model)
+    components = components_for(loader_known, model)
     if len(components) < 2:
-        return part(components[0] if components else None)
-    return composite_build(context, model, {component: part(component) for component in components})
+        return _resolve_one(context, model, components[0] if components else None)
+    parts = {component: _resolve_one(context, model, component) for component in components}
+    return composite_build(loader_known, model, parts)
 
 
-def resolve(
-    loaded: LoadedRecipe | None,
-    overrides: Overrides,
-    output_dir: Path,
-    *,
-    download: bool = False,
-    only: Container[str] = LINE,
-    runs: bool = True,
-    model: Model | None = None,
-    component: Component | None = None,
-) -> Build:
-    """Return the build of *loaded* and *overrides*.
-
-    Prerequisites of stages that are not in *only* may be missing. Without *runs*, so may those of all other stages: the
-    build runs on another machine, if at all. *model*: if it was found already. *component*: the one to build of a
-    composite model.
-
-    Raises:
-        UsageError: for contradictions and missing prerequisites.
-        InputError: for a model or data file that is missing or damaged; *download* allows fetching a model from the
-            hub.
-    """
-    recipe = _recipe(loaded)
+def _resolve_one(context: ResolveContext, model: Model, component: Component | None = None) -> Build:
+    """Return the build of *model*, or of one *component* of it."""
     if component is not None:
         from winml_dag.pipeline.composite import recipe_of
 
-        recipe, overrides = recipe_of(recipe, component), replace(overrides, task=None)
-    recipe = with_settings(recipe, overrides)
-    context = ResolveContext(recipe, _base(loaded), loaded is not None, overrides)
-    sections.refuse_unused(recipe)
-
-    model = model or find_model(context, Known(), download=download)
-    target = _target(context, model.onnx)
-    context = replace(context, recipe=with_compile_settings(recipe, overrides.section("compile"), target))
-    task = task_for(context, model)
-    onnx = model.onnx
-    quant = quant_for(context, target, onnx)
-    refuse_other_quantize(context, quant, onnx)
-    would_compile = _would_compile(context, target, onnx)
-    compile_ = would_compile if "compile" in only else Skip("this command does not compile")
-    standard_only = _takes_standard_only(target, quant, would_compile)
-    optimize = sections.optimize_config(context, onnx, quant, standard_only=standard_only)
-    if onnx is not None and onnx.kind == artifact_types.COMPILED_MODEL:
-        stages = {"compile": compile_, "optimize": optimize, "quantize": quant, "calibrate": quant}
-        _refuse_stages(onnx, {name: config for name, config in stages.items() if name in only})
-    lacks = _Lacks(refuse=runs)
-    if not isinstance(compile_, Skip):
-        otherwise = "" if overrides.compile else "Or leave compiling to such a machine: --no-compile."
-        lacks.look(lambda: require_at_hand(target, otherwise=otherwise))
-    if onnx is None:
+        recipe, overrides = recipe_of(context.recipe, component), replace(context.overrides, task=None)
+        context = replace(context, recipe=recipe, overrides=overrides)
+    decided = Decisions(context.with_settings(), model)
+    configs = {stage: decided.config(stage) for stage in LINE}
+    if not context.wants("compile"):
+        configs["compile"] = Skip("this command does not compile")
+    if decided.model_kind == artifact_types.COMPILED_MODEL:
+        _refuse_stages(decided, configs)
+    lacks = _Lacks(refuse=context.runs)
+    if decided.compiled is not None:
+        otherwise = "" if context.overrides.compile else "Or leave compiling to such a machine: --no-compile."
+        lacks.look(lambda: require_at_hand(decided.target, otherwise=otherwise))
+    if decided.onnx is None:
         lacks.look(_require_exporter)
-    sdk = lacks.look(lambda: sdk_of(context, compile_))
-    data = _unquantized_data(context) if isinstance(quant, Skip) and "validate" in only else chosen(quant)
-    calibration = Data() if data is None else find_calibration(context, model, data, task, download=download)
-    as_given = onnx is not None and onnx.kind != artifact_types.FLOAT_MODEL and isinstance(quant, Skip)
-    precision = "as it is" if as_given else precision_name(chosen(quant))
-    given = Data()
-    if "validate" in only:
-        given = find_validation_data(context, model, chosen(quant), task, download=download)
-    files = None if isinstance(compile_, Skip) else option_files(context, target)
-    source = artifact_types.FLOAT_MODEL if onnx is None else onnx.kind
-    validate = sections.validate_config(
-        context, target, precision, quant, compile_, calibration, given, model_kind=source, task=task
-    )
-    quantize = quantize_configs(quant, target)
-    analyze = sections.analyze_config(
-        context, target, optimize, quantize, compile_=would_compile, standard_only=standard_only
-    )
-    search = sections.search_of(context, target, analyze)
-    normalization = None
-    if onnx is not None:
-        # Imported here: only builds from an ONNX model need it.
-        from winml_dag.pipeline.normalization import normalization_for, requested_shapes
-
-        normalization = normalization_for(
-            onnx,
-            requested_shapes(context, onnx, whole=only is LINE),
-            target,
-            compiles=not isinstance(would_compile, Skip),
-            quantizes=not isinstance(quant, Skip) and quant.mode in ("static", "dynamic"),
-        )
-    of_flags: Mapping[str, object] = {
-        "quant": quant,
-        "optimize": optimize,
-        "analyze": analyze,
-        "compile": compile_,
-        "validate": validate,
-    }
-    build = Build(
+    sdk = lacks.look(lambda: sdk_of(decided.context, decided.compiled))
+    target, search = decided.target, search_of(decided)
+    save_path = decided.calibration.save_path
+    return Build(
         summary=BuildSummary(
             model_id=model.name,
-            origin="hf" if onnx is None else "onnx",
-            task=task,
-            precision=precision,
+            origin="hf" if model.onnx is None else "onnx",
+            task=decided.task,
+            precision=decided.precision,
             execution_provider=target.ep.name,
             ep=target.ep.alias,
             device=target.device,
-            output_dir=output_dir,
-            settings={},
+            output_dir=context.output_dir,
+            settings=settings_of(decided),
             notices=(
-                *(normalization.notices if normalization else ()),
-                *sections.notices(quant, calibration),
+                *decided.notices,
+                *data_notices(decided),
                 *lacks.notices,
                 *(() if lacks.found else _missing(target)),
-                *sections.search_notices(target, analyze, search),
-                *(() if only is not LINE else _without_effect(context, target, of_flags)),
+                *search_notices(decided, search),
+                *(_without_effect(decided, configs) if context.only is None else ()),
             ),
-            declared=_own_stages(recipe),
+            declared=_own_stages(context.recipe),
         ),
-        lacks=tuple(lacks.found),
         target=target,
-        inputs=_inputs(context, model, calibration, given, files),
-        export=Skip("the model is ONNX already") if onnx else sections.export_config(context, task, model.model_type),
-        normalize=normalization.config if normalization else None,
-        optimize=optimize,
-        analyze=analyze,
+        inputs=_inputs(decided),
+        configs=configs,
         search=search,
-        calibrate=sections.calibrate_config(context, quant, validate, calibration),
-        quantize=quantize,
-        compile=compile_,
+        save_ranges=None if save_path is None else SavePath(context.base.resolve(), save_path),
+        declared=_declared(context.loaded),
         sdk=sdk,
-        validate=validate,
-        finalize=finalize_config(context, would_compile),
-        save_ranges=_save_ranges(context, calibration),
-        declared=_declared(loaded),
+        lacks=tuple(lacks.found),
     )
-    settings = settings_of(build, context, model, chosen(quant), data)
-    return replace(build, summary=replace(build.summary, settings=settings))
 
 
-def _without_effect(context: ResolveContext, target: Target, of_flags: Mapping[str, object]) -> Iterator[str]:
+def _without_effect(decided: Decisions, configs: dict[str, Any]) -> Iterator[str]:
     """Yield a notice for each option of this run that is about a stage that is skipped."""
-    overrides = context.overrides
-    for flag, config in of_flags.items():
+    overrides, target = decided.overrides, decided.target
+    for flag, stage, section in (
+        ("quant", "quantize", "quant"),
+        ("optimize", "optimize", "optim"),
+        ("analyze", "analyze", ""),
+        ("compile", "compile", ""),
+        ("validate", "validate", "validate"),
+    ):
+        config, fields = configs[stage], sorted(overrides.section(section))
         if not isinstance(config, Skip):
             continue
-        section = {"optimize": "optim"}.get(flag, flag)
-        fields = () if flag == "compile" else sorted(overrides.section(section))
         if getattr(overrides, flag):
             yield f"--{flag} has no effect: {config.reason}."
         elif fields:
             yield f"{section}.{fields[0]} has no effect: {config.reason}."
         elif flag == "compile" and overrides.ep and target.ep.makes_ep_context and overrides.compile is None:
             yield f"--ep {overrides.ep} compiles nothing: {config.reason}. To compile, add --compile."
-
-
-def _recipe(loaded: LoadedRecipe | None) -> Recipe:
-    return Recipe() if loaded is None else loaded.recipe
-
-
-def _base(loaded: LoadedRecipe | None) -> Path:
-    """Return the folder that paths are relative to."""
-    return Path.cwd() if loaded is None else loaded.path.parent
 
 
 class _Lacks:
@@ -323,31 +220,17 @@ class _Lacks:
             return None
 
 
-def _would_compile(context: ResolveContext, target: Target, onnx: OnnxFile | None) -> CompileConfig | Skip:
-    if onnx is not None and onnx.kind == artifact_types.COMPILED_MODEL and not context.overrides.compile:
-        return Skip(f"{onnx.path.name} is compiled already")
-    return compile_config(context, target)
-
-
-def _refuse_stages(compiled: OnnxFile, stages: Mapping[str, object]) -> None:
-    """Raise UsageError when one of *stages*, each with its config, is not skipped: it would change the model."""
-    stage = next((name for name, config in stages.items() if not isinstance(config, Skip)), None)
-    if stage is not None:
-        raise UsageError(
-            f"{compiled.path} is a compiled model: its EPContext nodes hold the binary of {compiled.target.ep.name},"
-            f" which cannot be {_DONE[stage]}.",
-            advice="Use the ONNX model that it was compiled from.",
-        )
-
-
-def _takes_standard_only(target: Target, quant: Quant | Skip, would_compile: object) -> bool:
-    """Whether optimize has to use only standard ONNX operators.
-
-    Other operators break ahead-of-time compilation into partitions, and static quantization leaves them in float. Which
-    of onnxruntime's own operators a provider supports is only certain for its CPU.
-    """
-    quantizes = not isinstance(quant, Skip) and quant.mode == "static"
-    return quantizes or not isinstance(would_compile, Skip) or target.ep != CPU
+def _refuse_stages(decided: Decisions, configs: dict[str, Any]) -> None:
+    """Raise UsageError when a wanted stage would change the compiled model."""
+    for stage, done in _DONE.items():
+        quantizes = stage == "calibrate" and not isinstance(decided.quant, Skip)
+        if decided.context.wants(stage) and (quantizes or not isinstance(configs[stage], Skip)):
+            assert decided.onnx is not None
+            raise UsageError(
+                f"{decided.onnx.path} is a compiled model: its EPContext nodes hold the binary of"
+                f" {decided.onnx.target.ep.name}, which cannot be {done}.",
+                advice="Use the ONNX model that it was compiled from.",
+            )
 
 
 def _missing(target: Target) -> Iterator[str]:
@@ -355,20 +238,6 @@ def _missing(target: Target) -> Iterator[str]:
     if not is_at_hand(target.ep):
         why = what_is_missing(target).removesuffix(".")
         yield f"{why}, so the model was not run on {target.ep.name if target.is_open else 'it'}."
-
-
-def _target(context: ResolveContext, onnx: OnnxFile | None) -> Target:
-    overrides, recipe = context.overrides, context.recipe
-    ep, compiled = recipe.ep, recipe.compile
-    device: str | None = recipe.device
-    if overrides.ep or overrides.device:
-        ep, device = overrides.ep, overrides.device
-    elif compiled is not None:
-        named = compiled.ep_device
-        ep = ep or compiled.execution_provider or (named.ep if named else None)
-        device = device if device != "auto" else compiled.device
-        device = (named.device or device) if named and device == "auto" else device
-    return resolve_target(ep, device) if onnx is None else onnx.target_named(ep, device, onnx.target)
 
 
 def _require_exporter() -> None:
@@ -379,15 +248,15 @@ def _require_exporter() -> None:
             )
 
 
-def _unquantized_data(context: ResolveContext) -> Quant | None:
-    """Return the recipe's data settings for validation, for a build that does not quantize."""
-    unused = not_validated(context) is not None or context.recipe.validation.input_data is not None
-    return None if unused else data_of(quant_section(context))
-
-
-def _inputs(context: ResolveContext, model: Model, calibration: Data, validation: Data, files: Source | None) -> Inputs:
+def _inputs(decided: Decisions) -> Inputs:
+    context, model, calibration, validation = decided.context, decided.model, decided.calibration, decided.validation
+    source: Source | None = None
+    if model.onnx is not None:
+        source = model.onnx.source()
+    elif model.folder is not None:
+        source = model.folder.model_source(code=context.trusts_code)
     return Inputs(
-        model=_model_source(context, model),
+        model=source,
         script=user_script(context, model),
         calibration_data=calibration.data,
         validation_data=validation.data,
@@ -395,17 +264,6 @@ def _inputs(context: ResolveContext, model: Model, calibration: Data, validation
         # Both are of the same model, and a graph has each source once.
         validation_processor=validation.processor and (calibration.processor or validation.processor),
         ranges=calibration.ranges,
-        option_files=files,
+        option_files=None if decided.compiled is None else option_files(context, decided.target),
         looked_at=(*model.looked_at, *calibration.looked_at, *validation.looked_at),
     )
-
-
-def _model_source(context: ResolveContext, model: Model) -> Source | None:
-    if model.onnx is not None:
-        return model.onnx.source()
-    return None if model.folder is None else model.folder.model_source(code=context.trusts_code)
-
-
-def _save_ranges(context: ResolveContext, calibration: Data) -> SavePath | None:
-    path = calibration.save_path
-    return None if path is None else SavePath(context.base.resolve(), path)

@@ -12,11 +12,13 @@ from pathlib import Path
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.stage import config_json
 from winml_dag.ep.providers.qnn import NPU_SETTINGS
-from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.compilation import file_option_names
+from winml_dag.pipeline.context import ResolveContext
 from winml_dag.pipeline.data import not_validated
-from winml_dag.pipeline.sections import DEFAULT_OPSET
-from winml_dag.pipeline.variant import Build, Model, ResolveContext, Skip
+from winml_dag.pipeline.decisions import Decisions
+from winml_dag.pipeline.model import Model
+from winml_dag.pipeline.stageconfigs import DEFAULT_OPSET
+from winml_dag.pipeline.variant import chosen
 from winml_dag.recipe.fields import Section
 from winml_dag.recipe.load import resolve_path, with_paths
 from winml_dag.recipe.schema import Compile, Export, Quant, Recipe
@@ -30,14 +32,13 @@ _DECIDED = ("precision", "output_dir", "perf", "eval", "max_optim_iterations", "
 _OF_SESSIONS = (*NPU_SETTINGS, "provider_option_file_keys")
 
 
-def settings_of(
-    build: Build, context: ResolveContext, model: Model, quant: Quant | None, data: Quant | None
-) -> JsonObject:
-    """Return the recipe that gives *build* again.
+def settings_of(build: Decisions) -> JsonObject:
+    """Return the recipe that gives the same build again.
 
-    *quant* is its resolved quantization; *data* has the data settings for validation, also without quantization.
     Defaults are written out, since another version may have different ones.
     """
+    context, model, target = build.context, build.model, build.target
+    quant, data = chosen(build.quant), build.data_section
     # Random weights and a user's script make a model without a file.
     made = model.onnx is None and model.folder is None
     dropped = ("model", *_DECIDED) if made else _DECIDED
@@ -46,26 +47,24 @@ def settings_of(
 
     def portable(value: str, may_be_id: bool) -> str:
         path = resolve_path(context.base, value)
-        return value if may_be_id and not path.exists() else _portable(path, build.summary.output_dir)
+        return value if may_be_id and not path.exists() else _portable(path, context.output_dir)
 
     settings: JsonObject = {
         **written,
-        **({} if made else {"model": _model(model, build)}),
-        "ep": build.summary.ep,
-        "device": build.summary.device,
-        "loader": _loader(context, build.summary),
-        "export": _inputs(build.normalize)
-        if build.summary.origin == "onnx"
-        else {**_whole(export), "opset_version": export.opset_version or DEFAULT_OPSET},
+        **({} if made else {"model": _model(model, context.output_dir)}),
+        "ep": target.ep.alias,
+        "device": target.device,
+        "loader": _loader(build),
+        "export": {**_whole(export), "opset_version": export.opset_version or DEFAULT_OPSET}
+        if model.onnx is None
+        else _inputs(chosen(build.config("normalize"))),
         "optim": written.get("optim") or {},
         # null means no quantization; if data is still named, the precision says so instead.
         **({"precision": "fp32"} if quant is None and data is not None else {}),
         "quant": None if data is None else _quant(data, whole=quant is not None),
-        "compile": _session(context, build)
-        if isinstance(build.compile, Skip)
-        else _compile(build.compile, context, build),
+        "compile": _session(build) if build.compiled is None else _compile(build.compiled, build),
         **_validate(context),
-        "skip_optimize": isinstance(build.optimize, Skip),
+        "skip_optimize": not build.runs("optimize"),
         "auto": False,
     }
     others = {name: value for name, value in settings.items() if name != "model"}
@@ -91,16 +90,17 @@ def _whole(section: Section) -> dict[str, JsonValue]:
     return plain
 
 
-def _loader(context: ResolveContext, summary: BuildSummary) -> JsonObject:
-    loader = context.recipe.loader.model_copy(update={"task": summary.task, "random_weights": context.random_weights})
+def _loader(build: Decisions) -> JsonObject:
+    update = {"task": build.task, "random_weights": build.context.random_weights}
+    loader = build.recipe.loader.model_copy(update=update)
     return {name: value for name, value in _whole(loader).items() if name != "path"}  # in `model`
 
 
-def _model(model: Model, build: Build) -> str:
+def _model(model: Model, folder: Path) -> str:
     if model.onnx is not None:
-        return _portable(model.onnx.path, build.summary.output_dir)
+        return _portable(model.onnx.path, folder)
     if model.folder is not None and not model.folder.from_hub:
-        return _portable(model.folder.folder, build.summary.output_dir)
+        return _portable(model.folder.folder, folder)
     return model.name
 
 
@@ -119,35 +119,35 @@ def _validate(context: ResolveContext) -> JsonObject:
     return {"validate": written} if written else {}
 
 
-def _compile(config: CompileConfig, context: ResolveContext, build: Build) -> JsonObject:
+def _compile(config: CompileConfig, build: Decisions) -> JsonObject:
     """Return the resolved section; its quantization is in ``quant``."""
-    section = context.recipe.compile or Compile()
+    section = build.recipe.compile or Compile()
     settings = {name: value for name, value in _whole(section).items() if name not in ("quant_config", "quantize")}
     return {
         **settings,
         "execution_provider": config.compile.execution_provider,
         "device": config.compile.device,
-        "provider_options": {**config.compile.provider_options, **_provider_options(section, context, build)},
-        "validate": section.validation or not_validated(context) is None,
+        "provider_options": {**config.compile.provider_options, **_provider_options(section, build)},
+        "validate": section.validation or not_validated(build.context) is None,
     }
 
 
-def _session(context: ResolveContext, build: Build) -> JsonObject | None:
+def _session(build: Decisions) -> JsonObject | None:
     """Return the section for a build that does not compile: the options of sessions; None without any."""
-    section = context.recipe.compile
+    section = build.recipe.compile
     if section is None:
         return None
     options: dict[str, JsonValue] = section.model_dump(mode="json", include={*_OF_SESSIONS}, exclude_defaults=True)
-    if given := _provider_options(section, context, build):
+    if given := _provider_options(section, build):
         options["provider_options"] = given
     return {**options, "enable_ep_context": False} if options else None
 
 
-def _provider_options(section: Compile, context: ResolveContext, build: Build) -> dict[str, str]:
+def _provider_options(section: Compile, build: Decisions) -> dict[str, str]:
     """Return the given provider options, with file paths relative to the output folder."""
-    given = dict(section.provider_options)
+    given, context = dict(section.provider_options), build.context
     for name in file_option_names(context, build.target):
-        given[name] = _portable(resolve_path(context.base, given[name]), build.summary.output_dir)
+        given[name] = _portable(resolve_path(context.base, given[name]), context.output_dir)
     return given
 
 

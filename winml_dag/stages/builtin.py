@@ -15,7 +15,17 @@ from winml_dag.stages.optimize import OPTIMIZE
 from winml_dag.stages.quantize import QUANTIZE
 from winml_dag.stages.validate import VALIDATE
 
-LINE: Mapping[str, Stage] = {
-    stage.name: stage
-    for stage in (EXPORT, NORMALIZE, OPTIMIZE, ANALYZE, CALIBRATE, QUANTIZE, COMPILE, VALIDATE, FINALIZE)
-}
+# The declaration of each, and what decides its config for a build, or a Skip: a function of the decisions on the build.
+_ROWS = (
+    (EXPORT, "winml_dag.pipeline.stageconfigs:export"),
+    (NORMALIZE, "winml_dag.pipeline.stageconfigs:normalize"),
+    (OPTIMIZE, "winml_dag.pipeline.stageconfigs:optimize"),
+    (ANALYZE, "winml_dag.pipeline.stageconfigs:analyze"),
+    (CALIBRATE, "winml_dag.pipeline.stageconfigs:calibrate"),
+    (QUANTIZE, "winml_dag.pipeline.stageconfigs:quantize"),
+    (COMPILE, "winml_dag.pipeline.stageconfigs:compile_"),
+    (VALIDATE, "winml_dag.pipeline.stageconfigs:validate"),
+    (FINALIZE, "winml_dag.pipeline.stageconfigs:finalize"),
+)
+LINE: Mapping[str, Stage] = {stage.name: stage for stage, _ in _ROWS}
+DECIDED_BY: Mapping[str, str] = {stage.name: function for stage, function in _ROWS}

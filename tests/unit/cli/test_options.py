@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from winml_dag.cli import build
 from winml_dag.cli.command import output_file
 from winml_dag.cli.settings import BOUNDS, GROUPS, Settings, given_shapes
+from winml_dag.pipeline.context import ResolveContext
 from winml_dag.pipeline.request import Overrides
-from winml_dag.pipeline.sections import export_config
-from winml_dag.pipeline.variant import ResolveContext, with_settings
+from winml_dag.pipeline.stageconfigs import export_config
 from winml_dag.recipe.fields import InputDimension
 from winml_dag.recipe.schema import Recipe
 from winml_dag.report.provenance.document import Document, write_documents
@@ -176,12 +176,9 @@ def test_what_is_wrong_in_a_file_is_told(
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
 @given(sizes=st.dictionaries(st.sampled_from(get_args(InputDimension)), st.integers(1, 4096)))
 def test_every_dimension_reaches_export_and_the_batch_is_its_own_field(sizes: dict[str, int]) -> None:
-    recipe = with_settings(
-        Recipe.model_validate({"loader": LOADER}), Overrides(settings={"export": {"shape_config": sizes}})
-    )
-    fields = export_config(
-        ResolveContext(recipe, Path(), True, Overrides(random_weights=True)), "fill-mask", "bert"
-    ).export
+    overrides = Overrides(settings={"export": {"shape_config": sizes}}, random_weights=True)
+    context = ResolveContext(Recipe.model_validate({"loader": LOADER}), None, overrides, Path()).with_settings()
+    fields = export_config(context, "fill-mask", "bert").export
     assert fields.batch_size == sizes.get("batch_size", 1)
     assert {**(fields.shape_config or {}), "batch_size": fields.batch_size} == {"batch_size": 1, **sizes}
 

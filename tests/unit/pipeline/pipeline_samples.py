@@ -12,6 +12,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from winml_dag.engine.keys import cache_key, config_hash
+from winml_dag.pipeline.context import ResolveContext
 from winml_dag.pipeline.request import Overrides
 from winml_dag.pipeline.resolve import resolve
 from winml_dag.pipeline.variant import Build
@@ -45,7 +46,10 @@ def save_compiled_model(path: Path, source: str = "QNN", **attributes: Any) -> P
 def resolved(folder: Path, recipe: Mapping[str, Any], overrides: Overrides = NOTHING) -> Build:
     """Return the build of a *recipe* in *folder*, whose results go into ``out`` below *folder*."""
     parsed = parse_recipe(json.dumps(recipe), "recipe.json", "json")
-    return resolve(LoadedRecipe(folder / "recipe.json", parsed, "json"), overrides, folder / "out")
+    loaded = LoadedRecipe(folder / "recipe.json", parsed, "json")
+    build = resolve(ResolveContext.of(loaded, overrides, folder / "out"))
+    assert isinstance(build, Build)
+    return build
 
 
 def publish(store: Store, scratch: Path, files: Mapping[str, bytes]) -> tuple[FileEntry, ...]:

@@ -10,9 +10,10 @@ import pytest
 from pipeline_samples import resolved as resolved_recipe
 from pipeline_samples import save_model
 
+from winml_dag.engine.stage import Skip
 from winml_dag.errors import WinmlDagError
 from winml_dag.pipeline.data import packages_of
-from winml_dag.pipeline.variant import Build, Skip
+from winml_dag.pipeline.variant import Build
 
 RANGES = json.dumps({"method": "minmax", "from": {"seed": 0, "distribution": "normal"}})
 OF_DATA = json.dumps({"method": "minmax", "from": {"seed": None, "distribution": None}})
@@ -65,8 +66,8 @@ def test_settings_that_cannot_be_are_refused_before_anything_runs(folder, quant,
 
 def test_loaded_ranges_are_a_source_and_calibration_is_left_out(folder):
     build = resolved(folder, calibration_load_path="ranges.json")
-    assert isinstance(build.calibrate, Skip)
-    assert build.calibrate.reason == "the activation ranges come from ranges.json"
+    assert isinstance(build.configs["calibrate"], Skip)
+    assert build.configs["calibrate"].reason == "the activation ranges come from ranges.json"
     assert build.inputs.ranges is not None
     assert [file.path for file in build.inputs.ranges.files] == [folder / "ranges.json"]
 
@@ -83,16 +84,16 @@ def test_how_loaded_ranges_were_found_may_be_said_beside_them(folder, agreeing):
     loaded = resolved(folder, calibration_load_path=agreeing["load_path"])
     build = resolved(folder, **agreeing)
     assert build.inputs.ranges == loaded.inputs.ranges
-    assert build.calibrate == loaded.calibrate
+    assert build.configs["calibrate"] == loaded.configs["calibrate"]
 
 
 def test_data_beside_loaded_ranges_is_what_the_result_is_validated_on(folder):
     build = resolved(folder, calibration_load_path="ranges.json", calibration_data="data.npz")
-    assert isinstance(build.calibrate, Skip)
+    assert isinstance(build.configs["calibrate"], Skip)
     assert build.inputs.ranges is not None
     assert build.inputs.calibration_data is not None
-    assert not isinstance(build.validate, Skip)
-    assert build.validate.validate.seed is None
+    assert not isinstance(build.configs["validate"], Skip)
+    assert build.configs["validate"].validate.seed is None
     assert not any("random" in notice for notice in build.summary.notices)
 
 
@@ -100,17 +101,15 @@ def test_data_beside_loaded_ranges_is_what_the_result_is_validated_on(folder):
 @pytest.mark.parametrize("field", ["calibration_load_path", "calibration_save_path"])
 def test_modes_without_ranges_say_that_they_need_none(folder, mode, field):
     build = resolved(folder, mode=mode, **{field: "ranges.json"})
-    assert isinstance(build.calibrate, Skip)
-    assert build.calibrate.reason == f"{mode} needs no activation ranges, so quant.{field} has no effect"
+    assert isinstance(build.configs["calibrate"], Skip)
+    assert build.configs["calibrate"].reason == f"{mode} needs no activation ranges, so quant.{field} has no effect"
     assert build.inputs.ranges is None
     assert build.save_ranges is None
 
 
 def test_only_random_data_has_a_seed_by_itself_and_all_data_take_one(folder):
     def seed_of(**quant: Any) -> int | None:
-        calibrate = resolved(folder, **quant).calibrate
-        assert not isinstance(calibrate, Skip)
-        return calibrate.quant.seed
+        return resolved(folder, **quant).configs["calibrate"].quant.seed
 
     assert (seed_of(), seed_of(seed=4)) == (0, 4)
     assert (seed_of(calibration_data="data.npz"), seed_of(calibration_data="data.npz", seed=4)) == (None, 4)
@@ -127,11 +126,10 @@ def test_random_data_is_announced_and_real_data_is_not(folder):
 def test_a_task_says_what_columns_of_its_data_sets_are_called(folder):
     quant = {"dataset_name": "set", "model_id": "processor"}
     build = resolved(folder, **quant, task="question-answering")
-    assert not isinstance(build.calibrate, Skip)
-    assert build.calibrate.quant.columns_mapping == {"text": "question", "text_pair": "context"}
+    assert not isinstance(build.configs["calibrate"], Skip)
+    assert build.configs["calibrate"].quant.columns_mapping == {"text": "question", "text_pair": "context"}
     mapped = resolved(folder, **quant, task="question-answering", columns_mapping={"text": "x"})
-    assert not isinstance(mapped.calibrate, Skip)
-    assert mapped.calibrate.quant.columns_mapping == {"text": "x"}
+    assert mapped.configs["calibrate"].quant.columns_mapping == {"text": "x"}
 
 
 @pytest.mark.parametrize(
@@ -167,7 +165,7 @@ def test_settings_that_are_written_out_build_the_same_again(folder):
     assert "calibration_save_path" not in quant
     (folder / "out").mkdir()
     rebuilt = resolved_recipe(folder / "out", build.summary.settings)
-    assert rebuilt.calibrate == build.calibrate
+    assert rebuilt.configs["calibrate"] == build.configs["calibrate"]
     assert [file.path.resolve() for file in (rebuilt.inputs.processor or build.inputs.model).files] == [
         folder / "processor" / "tokenizer.json"
     ]

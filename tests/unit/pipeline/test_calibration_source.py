@@ -10,7 +10,7 @@ import pytest
 
 from winml_dag.errors import InputError
 from winml_dag.onnxmodel.feeds import InputSpec
-from winml_dag.pipeline.sources import calibration_source
+from winml_dag.pipeline.data import calibration_source
 from winml_dag.stages.samples.read import read_samples
 
 INPUT = InputSpec("input_ids", "int32", (1, 4))

@@ -11,13 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pipeline_samples import resolved, save_model
 
+from winml_dag.engine.stage import Skip
 from winml_dag.ep.availability import resolve_target
 from winml_dag.ep.provider import complete_options
 from winml_dag.ep.providers.qnn import SOCS
 from winml_dag.errors import RecipeError, UsageError
-from winml_dag.pipeline.compilation import compile_config, finalize_config, provider_options, with_compile_settings
+from winml_dag.pipeline.compilation import provider_options
+from winml_dag.pipeline.context import ResolveContext
 from winml_dag.pipeline.request import Overrides
-from winml_dag.pipeline.variant import ResolveContext, Skip
+from winml_dag.pipeline.stageconfigs import compile_config, finalize_config
 from winml_dag.recipe.schema import Recipe
 from winml_dag.stages.compile import CompileConfig
 
@@ -31,7 +33,7 @@ def context(
 ) -> ResolveContext:
     recipe = Recipe.model_validate({} if section is None else {"compile": section})
     overrides = Overrides(settings={"compile": settings or {}})
-    return ResolveContext(with_compile_settings(recipe, settings or {}, target), Path("/recipes"), True, overrides)
+    return ResolveContext(recipe, None, overrides, Path()).with_compile_settings(target)
 
 
 def options(section: dict[str, Any] | None, settings: dict[str, Any] | None = None) -> dict[str, str]:
@@ -74,8 +76,8 @@ def test_what_contradicts_itself_is_refused(section: dict[str, Any], words: str)
 
 def test_options_of_a_run_do_not_bring_back_what_null_leaves_out() -> None:
     told = {"provider_options": {"vtcm_mb": "8"}}
-    recipe = with_compile_settings(Recipe.model_validate({"ep": "qnn", "compile": None}), told, NPU)
-    null = ResolveContext(recipe, Path("/recipes"), True, Overrides(settings={"compile": told}))
+    recipe = Recipe.model_validate({"ep": "qnn", "compile": None})
+    null = ResolveContext(recipe, None, Overrides(settings={"compile": told}), Path()).with_compile_settings(NPU)
     assert isinstance(compile_config(null, NPU), Skip)
     assert provider_options(null, NPU)["vtcm_mb"] == "8"
     wanted = replace(null, overrides=replace(null.overrides, compile=True))
@@ -117,7 +119,7 @@ def test_full_offload_without_a_compile_is_refused_unless_this_run_leaves_it_out
     skipped = Skip("there is nothing to compile")
     with pytest.raises(UsageError, match=r"require_full_offload is set, but there is nothing to compile"):
         finalize_config(required, skipped)
-    left_out = ResolveContext(required.recipe, required.base, True, Overrides(compile=False))
+    left_out = replace(required, overrides=Overrides(compile=False))
     assert finalize_config(left_out, skipped).compile.require_full_offload is False
 
 
@@ -146,11 +148,11 @@ def test_quantize_of_old_files_is_taken_where_it_says_what_happens(
         return
     without = {name: value for name, value in recipe["compile"].items() if name != "quantize"}
     ours, plain = resolved(tmp_path, whole, overrides), resolved(tmp_path, {**whole, "compile": without}, overrides)
-    assert (ours.quantize, ours.compile) == (plain.quantize, plain.compile)
+    assert (ours.configs["quantize"], ours.configs["compile"]) == (plain.configs["quantize"], plain.configs["compile"])
     assert ours.summary.settings == plain.summary.settings
 
 
 def test_a_recipe_without_a_compile_section_is_compiled_for_whatever_target_is_named() -> None:
-    for recipe in (context(None), context(None, {"embed_context": True}), replace(context(None), has_recipe=False)):
+    for recipe in (context(None), context(None, {"embed_context": True})):
         assert isinstance(compile_config(recipe, NPU), CompileConfig)
         assert isinstance(compile_config(recipe, CPU), Skip)

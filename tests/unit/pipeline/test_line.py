@@ -1,19 +1,25 @@
-"""A stage that is added to the line: its declaration decides what it reads, what follows it, and what is published."""
+"""A stage that is added to the line: its row decides where it stands and what decides its config."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from pipeline_samples import save_model
 
-from winml_dag.engine.stage import InputSlot, Stage
-from winml_dag.pipeline import layout, line, resolve
+from winml_dag.engine.stage import InputSlot, Skip, Stage
+from winml_dag.pipeline import layout
+from winml_dag.pipeline.buildgraph import BuildGraph
+from winml_dag.pipeline.decisions import Decisions
+from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
-from winml_dag.pipeline.variant import Build
 from winml_dag.stages import artifact_types, builtin
 from winml_dag.store.store import Store
+
+WHY = "only a model without integers can be pruned"
 
 
 @dataclass(frozen=True)
@@ -32,24 +38,37 @@ PRUNE = Stage(
 )
 
 
-@dataclass(frozen=True)
-class PrunedBuild(Build):
-    prune: PruneConfig = PruneConfig()
+def decide(build: Decisions) -> PruneConfig | Skip:
+    return Skip(WHY) if build.runs("quantize") else PruneConfig()
 
 
-def test_a_row_of_the_line_adds_a_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = dict(builtin.LINE)
-    finalize = rows.pop("finalize")
-    for module in (builtin, line):
-        monkeypatch.setattr(module, "LINE", {**rows, "prune": PRUNE, "finalize": finalize})
-    request = Request(None, Overrides(onnx=save_model(tmp_path / "tiny.onnx")), tmp_path / "out")
-    store = Store(tmp_path / "cache")
-    build = resolve.build_of(request, store.folder, download=False)
-    assert isinstance(build, Build)
-    nodes = {node.id: node for node in line.Line(PrunedBuild(**vars(build)), store.fingerprints, {}).nodes()}
+@pytest.fixture
+def row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file ``stages/prune.py``, and a row before the last."""
+    module = ModuleType("winml_dag.stages.prune")
+    vars(module).update(decide=decide)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    for table, value in ((builtin.LINE, PRUNE), (builtin.DECIDED_BY, f"{module.__name__}:decide")):
+        assert isinstance(table, dict)
+        last = {"finalize": table["finalize"]}
+        monkeypatch.delitem(table, "finalize")
+        monkeypatch.setitem(table, "prune", value)
+        table |= last
+
+
+@pytest.mark.usefixtures("row")
+def test_a_row_adds_a_stage(tmp_path: Path) -> None:
+    def planned(precision: str) -> BuildGraph:
+        overrides = Overrides(onnx=save_model(tmp_path / "tiny.onnx"), precision=precision)
+        request = Request(None, overrides, tmp_path / "out")
+        return plan_request(request, Store(tmp_path / "cache"), download=False)
+
+    graph = planned("fp32")
+    nodes = {node.id: node for node in graph.graph.nodes}
     before = [node_id for node_id in nodes if node_id.startswith("optimize")][-1]
     assert nodes["prune"].inputs == {"model": f"{before}.model"}
     assert nodes["prune"].config == {"ratio": 0.5}
     assert nodes["finalize"].inputs["model"] == "prune.model"
     assert list(layout.published_outputs(nodes["prune"], {})) == [("model", "")]
     assert "pruned.onnx" in layout.reserved({})
+    assert [step.skipped for step in planned("w8a8").steps if step.stage == "prune"] == [WHY]

@@ -33,8 +33,8 @@ def built(recipe: dict[str, Any], **overrides: Any) -> Build:
 
 
 def made_up(build: Build) -> bool:
-    assert isinstance(build.export, ExportConfig)
-    return build.export.loader.random_weights is not None
+    assert isinstance(build.configs["export"], ExportConfig)
+    return build.configs["export"].loader.random_weights is not None
 
 
 @pytest.mark.parametrize("recipe", [RANDOM, {**RANDOM, "model": "other"}])

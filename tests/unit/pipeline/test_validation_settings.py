@@ -10,11 +10,12 @@ import pytest
 from pipeline_samples import resolved as resolved_recipe
 from pipeline_samples import save_compiled_model, save_model
 
+from winml_dag.engine.stage import Skip
 from winml_dag.ep.availability import installed
 from winml_dag.ep.registry import QNN, Target
 from winml_dag.errors import WinmlDagError
 from winml_dag.pipeline.plan import plan_build
-from winml_dag.pipeline.variant import Build, Skip
+from winml_dag.pipeline.variant import Build
 from winml_dag.stages.quality import MINIMUM_COSINE, MINIMUM_SQNR_DB, Bounds
 from winml_dag.stages.validate import ValidateConfig
 from winml_dag.store.store import Store
@@ -37,8 +38,8 @@ def resolved(folder: Path, validate: dict[str, Any], **recipe: Any) -> Build:
 
 
 def config(build: Build) -> ValidateConfig:
-    assert isinstance(build.validate, ValidateConfig)
-    return build.validate
+    assert isinstance(build.configs["validate"], ValidateConfig)
+    return build.configs["validate"]
 
 
 def inputs_of(build: Build, stage: str, folder: Path) -> dict[str, str]:
@@ -67,13 +68,16 @@ def test_data_that_a_recipe_names_is_validated_on_also_when_nothing_is_quantized
     named = {"calibration_data": "data.npz", "samples": 4}
     section = {"quant": named} if written == "quant" else {"compile": {"quant_config": named}}
     build = resolved(folder, {}, precision="fp32", **section)
-    assert isinstance(build.quantize, Skip)
+    assert isinstance(build.configs["quantize"], Skip)
     assert config(build).validate.seed is None
     assert inputs_of(build, "validate", folder).keys() == {"model", "reference", "data"}
     # The settings that the build writes mean the same.
     (folder / "out").mkdir()
     rebuilt = resolved_recipe(folder / "out", build.summary.settings)
-    assert (rebuilt.quantize, rebuilt.validate) == (build.quantize, build.validate)
+    assert (rebuilt.configs["quantize"], rebuilt.configs["validate"]) == (
+        build.configs["quantize"],
+        build.configs["validate"],
+    )
     assert rebuilt.inputs.calibration_data is not None
     assert rebuilt.inputs.calibration_data.files[0].path.samefile(folder / "data.npz")
     # With its own inputs, or without validate, nobody reads it.
@@ -94,7 +98,7 @@ def test_data_and_processor_reach_the_stage_that_they_are_for(folder):
 
 def test_texts_go_through_the_named_processor_when_nothing_is_quantized_too(folder):
     build = resolved(folder, {"input_data": "words.txt"}, precision="fp32", quant={"model_id": "processor"})
-    assert isinstance(build.quantize, Skip)
+    assert isinstance(build.configs["quantize"], Skip)
     assert "processor" in inputs_of(build, "validate", folder)
 
 
@@ -109,7 +113,7 @@ def test_texts_go_through_the_named_processor_when_nothing_is_quantized_too(fold
 def test_inputs_that_cannot_be_read_are_refused_before_anything_runs(folder, validate, message):
     with pytest.raises(WinmlDagError, match=message):
         resolved(folder, validate)
-    assert isinstance(resolved(folder, {**validate, "enabled": False}).validate, Skip)
+    assert isinstance(resolved(folder, {**validate, "enabled": False}).configs["validate"], Skip)
 
 
 def test_bounds_are_those_of_the_precision_unless_the_recipe_has_others(folder):
@@ -124,8 +128,8 @@ def test_a_model_that_came_compiled_is_run_alone_on_its_own_provider_only(folder
     build = resolved(folder, {}, model="compiled.onnx", skip_optimize=True)
     assert build.target == Target(QNN, "npu")
     if not installed(QNN):
-        assert isinstance(build.validate, Skip)
-        assert "which the model came compiled for, is not installed" in build.validate.reason
+        assert isinstance(build.configs["validate"], Skip)
+        assert "which the model came compiled for, is not installed" in build.configs["validate"].reason
         return
     assert config(build).target.execution_provider == QNN.name
     assert config(build).validate.bounds == Bounds()

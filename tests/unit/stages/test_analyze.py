@@ -17,7 +17,7 @@ from winml_dag.ep.availability import installed, resolve_target
 from winml_dag.ep.provider import Target, complete_options
 from winml_dag.ep.registry import QNN as QNN_EP
 from winml_dag.ep.support import Case, Level, Outcome
-from winml_dag.pipeline.sections import analyze_target
+from winml_dag.pipeline.stageconfigs import analyze_target
 from winml_dag.stages.analyze import ASKED_ABOUT, AnalyzeConfig, AnalyzeFields, AnalyzeTarget, QuantizedTo
 from winml_dag.stages.analyze.analysis import FUSIONS
 from winml_dag.stages.analyze.ask import ask

@@ -29,7 +29,7 @@ from winml_dag.pipeline.epplace import HERE, ep_place
 from winml_dag.pipeline.layout import NORMALIZED
 from winml_dag.pipeline.normalization import Normalization, RequestedShapes, normalization_for
 from winml_dag.pipeline.quantization import operators_by_default, precision_for, with_precision, with_types
-from winml_dag.pipeline.sections import analyze_target, support_of
+from winml_dag.pipeline.stageconfigs import analyze_target, support_of
 from winml_dag.recipe.schema import Quant
 from winml_dag.stages.analyze import ANALYZE, AnalyzeConfig, AnalyzeFields, AnalyzeTarget, QuantizedTo
 from winml_dag.stages.normalize import NORMALIZE

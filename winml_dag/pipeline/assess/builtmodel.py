@@ -30,8 +30,8 @@ from winml_dag.pipeline.layout import (
     prefixed,
 )
 from winml_dag.pipeline.manifest import Manifest, read_manifest
+from winml_dag.pipeline.model import OnnxFile, find_model_folder, find_processor_folder
 from winml_dag.pipeline.request import Overrides, Request
-from winml_dag.pipeline.sources import OnnxFile, find_model_folder, find_processor_folder
 from winml_dag.recipe.document import known_instead
 from winml_dag.recipe.load import load_recipe
 from winml_dag.stages import artifact_types

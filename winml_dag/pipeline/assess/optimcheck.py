@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from winml_dag.canonical import JsonValue
 from winml_dag.pipeline.onestage import build_of_one
 from winml_dag.pipeline.request import Request
-from winml_dag.pipeline.variant import Build, Skip
-from winml_dag.stages.optimize import OptimizeTarget
+from winml_dag.pipeline.variant import Build
+from winml_dag.stages.optimize import OptimizeConfig, OptimizeTarget
 
 if TYPE_CHECKING:
     from winml_dag.stages.optimize.check import Change
@@ -31,8 +31,8 @@ def target_of(request: Request, names: tuple[str, ...]) -> OptimizeTarget:
     settings = {**(request.overrides.settings or {}), "optim": optim}
     build = build_of_one(replace(request, overrides=replace(request.overrides, settings=settings)), download=False)
     assert isinstance(build, Build)
-    assert not isinstance(build.optimize, Skip)
-    return build.optimize.target
+    config: OptimizeConfig = build.configs["optimize"]
+    return config.target
 
 
 def changes_by(names: tuple[str, ...], model: Path, target: OptimizeTarget) -> Iterator[Change]:

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from winml_dag.canonical import JsonValue
+from winml_dag.engine.stage import Skip
 from winml_dag.errors import StoreError, WinmlDagError
 from winml_dag.pipeline.assess.measurement import Measurement, MeasurementGraph, MeasurementJob
 from winml_dag.pipeline.run import Driver, Ended
 from winml_dag.pipeline.sweep.result import CellResult, SearchResult
-from winml_dag.pipeline.variant import Build, CompositeBuild, OnlyDeclared, Skip
+from winml_dag.pipeline.variant import Build, CompositeBuild, OnlyDeclared
 from winml_dag.recipe.goal import Search
 from winml_dag.recipe.load import LoadedRecipe
 from winml_dag.recipe.precision import SIXTEEN_BITS
@@ -71,11 +72,12 @@ def keepings_of(build: Build | CompositeBuild | OnlyDeclared, search: Search) ->
         return "it is of several components or of stages of its own, and nodes are ranked of one model alone"
     if build.declared is not None:
         return "its recipe has custom stages between built-in ones"
-    if isinstance(build.quantize, Skip):
-        return f"nothing is quantized: {build.quantize.reason}"
-    if isinstance(build.validate, Skip):
-        return f"nodes are ranked on the samples of validate: {build.validate.reason}"
-    first = build.quantize[0]
+    quantize, validate = build.configs["quantize"], build.configs["validate"]
+    if isinstance(quantize, Skip):
+        return f"nothing is quantized: {quantize.reason}"
+    if isinstance(validate, Skip):
+        return f"nodes are ranked on the samples of validate: {validate.reason}"
+    first = quantize[0]
     wide = SIXTEEN_BITS.get(str(first.quant.activation_type), "")
     has_room = first.quant.mode == "static" and bool(wide) and first.target is not None and first.target.mixes_widths
     if search.keep == "16-bit" and not has_room:
@@ -258,8 +260,7 @@ def _planned(request: Request, search: Search, store: Store) -> tuple[Measuremen
     # Imported here: searches are rare.
     from winml_dag.pipeline.plan import plan_build
     from winml_dag.pipeline.resolve import build_of
-    from winml_dag.pipeline.sections import sensitivity_config
-    from winml_dag.pipeline.variant import Build, Skip
+    from winml_dag.pipeline.stageconfigs import sensitivity_config
 
     try:
         build = build_of(request, store.folder, download=False)
@@ -270,20 +271,11 @@ def _planned(request: Request, search: Search, store: Store) -> tuple[Measuremen
         if taken := next((keeping.field for keeping in keepings if keeping.field in given), None):
             return f"quant.{taken} was given on the command line, and would replace what is searched for"
         assert isinstance(build, Build)
-        assert not isinstance(build.quantize, Skip)
-        assert not isinstance(build.validate, Skip)
-        ranks = Skip("nodes are ranked, and nothing is built")
-        config = sensitivity_config(build.quantize[0], build.validate)
-        only = replace(
-            build,
-            sensitivity=config,
-            quantize=ranks,
-            compile=ranks,
-            validate=ranks,
-            finalize=ranks,
-            sdk=None,
-            save_ranges=None,
+        ranks = dict.fromkeys(
+            ("quantize", "compile", "validate", "finalize"), Skip("nodes are ranked, and nothing is built")
         )
+        config = sensitivity_config(build.configs["quantize"][0], build.configs["validate"])
+        only = replace(build.with_configs(**ranks), sensitivity=config, sdk=None, save_ranges=None)
         graph = plan_build(only, store.fingerprints)
     except WinmlDagError as error:
         return str(error)

@@ -1,8 +1,8 @@
-"""Turn the recipe's name of a model into the source files of a build."""
+"""Turn the name of a model in a recipe or option into the source files of a build."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,13 +11,14 @@ from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Source, SourceFile
 from winml_dag.ep.availability import resolve_target
 from winml_dag.ep.registry import AUTO, CPU, Target, find_ep
-from winml_dag.errors import InputError, UsageError
+from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.file_reading import before_reading, read_json
+from winml_dag.pipeline.context import ResolveContext
 from winml_dag.pipeline.layout import EXPORTED, MODEL
 from winml_dag.recipe.load import is_path_like, resolve_path
 from winml_dag.stages import artifact_types
 from winml_dag.stages.builtin import LINE
-from winml_dag.stages.samples import SUFFIXES, kind_of
+from winml_dag.stages.export.detect import TASKS, model_type_of, task_of
 
 if TYPE_CHECKING:
     from winml_dag.onnxmodel.inspect import ModelSummary
@@ -52,7 +53,6 @@ _PROCESSOR_FILES = (
 )
 _WEIGHT_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
-_ABOUT_OTHERS = ("json", "csv")
 # Files of an output folder that are named as the next stage expects its input.
 _RESULTS = {file for stage in LINE.values() for file in stage.published.values()} - {MODEL}
 
@@ -262,55 +262,128 @@ def find_processor_folder(name: str, base: Path, *, download: bool) -> ModelFold
     return find_model_folder(name, base, None, download=download)
 
 
-def folders_in(folder: Path) -> list[Path]:
-    """Return *folder* and all folders in it: their entries decide which files are data."""
-    before_reading(folder)
-    inside = sorted(entry for entry in folder.rglob("*") if entry.is_dir())
-    for entry in inside:
-        before_reading(entry)
-    return [folder, *inside]
+# --- Which model a build starts from.
+
+# Fields of ``export`` that also apply to an ONNX model.
+OF_ONNX = ("batch_size", "shape_config", "input_tensors")
+
+# The task of a model without a head: enough to find the modules of an architecture.
+_BARE = "feature-extraction"
 
 
-def calibration_source(path: Path, field: str = "quant.calibration_data") -> Source:
-    """Return a data file, or every data file in a folder; *field* is the setting that names it.
+@dataclass(frozen=True)
+class Model:
+    """The model that a build starts from: a folder, an ONNX file, or (if neither) random weights."""
+
+    name: str
+    folder: ModelFolder | None = None
+    onnx: OnnxFile | None = None
+    model_type: str | None = None
+
+    @property
+    def task(self) -> str | None:
+        """The task that it was trained for, according to its folder."""
+        return None if self.folder is None else task_of(self.folder.config)
+
+    @property
+    def looked_at(self) -> tuple[Path, ...]:
+        """Paths other than its own files that influenced which model this is."""
+        return () if self.folder is None else self.folder.looked_at
+
+
+def find_model(context: ResolveContext, known: Known) -> Model:
+    """Find the model that *context* names.
 
     Raises:
-        InputError: when there is none.
+        UsageError, RecipeError: when none is named, or the names contradict each other.
+        InputError: for a model that is missing or damaged.
     """
-    folders_in(path)  # log these reads before the entries are listed
-    files = tuple(_data_files(path))
-    if not files:
-        what = "has no data files" if path.is_dir() else "is not a data file" if path.exists() else "does not exist"
-        known = ", ".join(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
-        raise InputError(f"{field}: {path} {what} ({known}).")
-    return data_source(files, f"{field}: {path}")
-
-
-def data_source(files: Sequence[SourceFile], named: str) -> Source:
-    """Return *files*, which must be of one kind, as data; *named* identifies them in errors.
-
-    JSON and CSV tables next to other kinds of data describe that data (``metadata.csv``), and are skipped.
-
-    Raises:
-        InputError: when they are of several kinds.
-    """
-    found = {file: str(kind_of(file.name)) for file in files}
-    chosen = set(found.values()) - set(_ABOUT_OTHERS) or set(found.values())
-    if len(chosen) > 1:
-        raise InputError(
-            f"{named} has files of several kinds: {', '.join(sorted(chosen))}.",
-            advice="Put those of one kind into a folder of their own.",
+    overrides, loader = context.overrides, context.recipe.loader
+    if overrides.random_weights and (named := overrides.model or overrides.onnx) is not None:
+        raise UsageError(f"--random-weights makes weights up, and {named} has its own.", advice="Give one of them.")
+    if overrides.onnx is not None:
+        if overrides.model is not None:
+            raise UsageError("--model and --onnx name two models.", advice="Give one of them.")
+        return _onnx_model(context, str(overrides.onnx), overrides.onnx, known)
+    # An argument's path is relative to the current folder, a path in a recipe to the recipe.
+    base = Path.cwd() if overrides.model is not None else context.base
+    name = overrides.model or loader.path or context.recipe.model
+    if context.random_weights is not None:
+        return _random_model(context, name)
+    if name is not None and name.casefold().endswith(".onnx"):
+        return _onnx_model(context, name, resolve_path(base, name), known)
+    if name is None and loader.user_script is not None:
+        return Model(Path(loader.user_script).name, model_type=loader.model_type)
+    if name is None:
+        raise UsageError(
+            "No model is named.", advice="Give -m/--model, --onnx, `model:` in the recipe, or loader.random_weights."
         )
-    kept = tuple(file for file, kind in found.items() if kind in chosen)
-    return Source("calibration data", artifact_types.CALIBRATION_DATA, kept)
+    if context.recipe.export is None:
+        raise RecipeError(f"export is null, which means that the model is ONNX already, but {name!r} is no .onnx file.")
+    folder = find_model_folder(name, base, loader.revision, download=context.download)
+    return Model(name, folder=folder, model_type=loader.model_type or model_type_of(folder.config))
 
 
-def _data_files(path: Path) -> Iterator[SourceFile]:
-    if path.is_dir():
-        inside = sorted(entry for entry in path.rglob("*") if kind_of(entry.name) is not None and entry.is_file())
-        yield from (SourceFile(entry.relative_to(path).as_posix(), entry) for entry in inside)
-    elif path.is_file() and kind_of(path.name) is not None:
-        # The name of a single file has no meaning: with a fixed name, renaming it changes no key. But an array has the
-        # name of its input.
-        suffix = path.suffix.lower()
-        yield SourceFile(path.name if suffix == ".npy" else f"data{suffix}", path)
+def _onnx_model(context: ResolveContext, name: str, path: Path, known: Known) -> Model:
+    if other := sorted({*context.overrides.section("export")} - {*OF_ONNX}):
+        raise UsageError(
+            f"{name} is ONNX already, so nothing is exported, and export.{other[0]} could change nothing.",
+            advice="Remove it, or give the PyTorch model. The sizes of inputs can be given.",
+        )
+    return Model(name, onnx=known.model(path))
+
+
+def _random_model(context: ResolveContext, named: str | None) -> Model:
+    """Return a model with random weights; *named*, the recipe's model, is neither read nor used as a name."""
+    is_onnx = named is not None and named.casefold().endswith(".onnx")
+    if context.recipe.export is None or is_onnx:
+        why = f"{named} is ONNX" if is_onnx else "export is null, which means that the model is ONNX"
+        raise RecipeError(f"{why} already, but random weights are for a model that is exported.")
+    model_type = context.recipe.loader.model_type
+    if model_type is None:
+        raise RecipeError(
+            "Random weights need loader.model_type, which says what architecture to make.",
+            advice="Set it, for example to bert or resnet.",
+        )
+    return Model(f"{model_type} with random weights", model_type=model_type)
+
+
+def user_script(context: ResolveContext, model: Model) -> Source | None:
+    """Return the Python file that makes the model, if the recipe names one.
+
+    Raises:
+        InputError: when it does not exist.
+        RecipeError: when the model is already ONNX.
+    """
+    written = context.recipe.loader.user_script
+    if written is None:
+        return None
+    path = resolve_path(context.base, written)
+    if model.onnx is not None:
+        raise RecipeError(
+            f"loader.user_script is {written!r}, but the model is ONNX already, so nothing is to be made."
+        )
+    if path.suffix != ".py" or not path.is_file():
+        raise InputError(
+            f"loader.user_script: {path} is not a Python file.", advice="Paths are relative to the recipe."
+        )
+    return Source("user script", artifact_types.USER_SCRIPT, (SourceFile(path.name, path),))
+
+
+def task_for(context: ResolveContext, model: Model) -> str | None:
+    """Return the task of *model*, as requested, else as the model declares; None for an ONNX model.
+
+    Raises:
+        RecipeError: when neither names a task.
+    """
+    task = context.task or model.task
+    if task is None and context.recipe.loader.model_class is not None and model.onnx is None:
+        task = task_of({"architectures": [context.recipe.loader.model_class]})
+    if task is None and context.recipe.loader.module_path is not None:
+        return _BARE  # enough to load the class that contains the module
+    if task is None and model.onnx is None:
+        raise RecipeError(
+            f"What is {model.name!r} for? Neither the recipe nor the model says.",
+            advice=f"Set loader.task or give --task, for example feature-extraction. There are: {', '.join(TASKS)}.",
+        )
+    return task
