@@ -48,7 +48,7 @@ def _model_json(result: BuildResult, *, dry_run: bool) -> JsonObject:
     if dry_run:
         return {**final}
     several = len(result.components) > 1
-    done, compiled = result.quantization, None if several else compile_result(result)
+    done, compiled = result.quantization, None if several else compile_result(result.results)
     return {
         **final,
         "quantization": None if done is None else done.to_json(),

@@ -13,7 +13,8 @@ from winml_dag.errors import InputError
 from winml_dag.file_reading import read_json
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.pipeline.assess.builtmodel import model_file
-from winml_dag.pipeline.layout import EXPORTED, HIERARCHY, MODEL, OPTIMIZED, QUANTIZED
+from winml_dag.pipeline.buildgraph import MODEL
+from winml_dag.pipeline.layout import EXPORTED, HIERARCHY, OPTIMIZED, QUANTIZED
 
 _INDENT = "  "
 _MOST_OPERATORS = 4

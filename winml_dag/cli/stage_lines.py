@@ -129,7 +129,7 @@ def compiled_lines(result: BuildResult) -> Iterator[str]:
 
     ``compiled for QNNExecutionProvider npu: 1 partition, nothing on the CPU, 23.8 MiB binary, SDK 2.51.0, 1.1 s``
     """
-    done = compile_result(result)
+    done = compile_result(result.results)
     if done is None:
         return
     left = sum(done.nodes_on_cpu.values())
@@ -226,7 +226,8 @@ def outcome_lines(result: BuildResult, command: str) -> Iterator[str]:
         yield f"{line(metrics)}, {took}"
     # For other providers and for quantized models, every build prints it.
     on_cpu = outcome.validation is not None and outcome.validation["execution_provider"] == CPU.name
-    if on_cpu and outcome.quality is not None and quantize_result(result) is None:
+    quantizes = any(stage.node.stage.name == "quantize" for stage in result.results)
+    if on_cpu and outcome.quality is not None and not quantizes:
         yield f"compared with the given model: {outcome.quality.sentence()}"
 
 

@@ -95,7 +95,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Skip:
-    """In place of a config: a build skips the stage, and why. ``listed``: whether reports show it as skipped."""
+    """Instead of a config: why a build skips the stage. ``listed``: whether reports show it as skipped."""
 
     reason: str
     listed: bool = True

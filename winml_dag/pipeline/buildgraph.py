@@ -14,12 +14,18 @@ from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.graph import Graph
-from winml_dag.pipeline.layout import MODEL, prefixed
 from winml_dag.store.artifact import Artifact, FileEntry
 
 if TYPE_CHECKING:
     from winml_dag.engine.stage import Node
     from winml_dag.pipeline.uptodate import CurrentPlan
+
+MODEL = "model.onnx"
+
+
+def prefixed(name: str, component: str) -> str:
+    """Return the file name of *name* for *component* in a folder of several; without a component, *name*."""
+    return f"{component}_{name}" if component else name
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,12 @@ class BuildSummary:
         else:
             names = (prefixed(MODEL, name) for name in self.components or ("",))
         return tuple(self.output_dir / name for name in names)
+
+    @property
+    def final_artifact(self) -> Path | None:
+        """The one model to ship; None without a model, or if each component has one."""
+        several = self.output_file is None and len(self.models) > 1
+        return None if self.origin == "stages" or several else self.model
 
     @property
     def models_by_component(self) -> Mapping[str, Path]:

@@ -47,8 +47,12 @@ class BuildResult:
     @property
     def final_artifact(self) -> Path | None:
         """The model to ship; None if the build failed, has no model, or has one model per component."""
-        several = self.build.output_file is None and len(self.build.models) > 1
-        return None if self.failed or self.build.origin == "stages" or several else self.build.model
+        return None if self.failed else self.build.final_artifact
+
+    @property
+    def results(self) -> list[StageResult]:
+        """The results of all reported stages that are not skipped by the recipe."""
+        return [view.result for view in self.stages if view.result is not None]
 
     @property
     def quantization(self) -> QuantizeResult | None:
@@ -56,7 +60,9 @@ class BuildResult:
         # Imported here: an up-to-date build does not report it.
         from winml_dag.pipeline.stageresults import quantize_result
 
-        return None if len(self.build.components) > 1 else quantize_result(self)
+        if len(self.build.components) > 1:
+            return None
+        return quantize_result(self.build, self.results, self.elapsed_seconds)
 
     @property
     def components(self) -> Mapping[str, BuildResult]:

@@ -61,7 +61,6 @@ def command_result(result: BuildResult, command: str) -> CommandResult:
     """Return the result of *command*, whose stage has the same name, from *result*."""
     main = main_view(result, command)
     validation = next((view for view in result.stages if view.stage == "validate"), None)
-    done = [view.result for view in result.stages if view.result is not None]
     return CommandResult(
         success=not result.failed,
         output_path=result.final_artifact,
@@ -72,7 +71,7 @@ def command_result(result: BuildResult, command: str) -> CommandResult:
         cached=main.status is Status.REUSED,
         metrics=_metrics(main) or _NO_METRICS,
         validation=None if validation is None else _metrics(validation),
-        errors=tuple(f"{stage.node.id}: {stage.error}" for stage in done if stage.error),
+        errors=tuple(f"{stage.node.id}: {stage.error}" for stage in result.results if stage.error),
         warnings=result.build.notices,
         also_paths=() if result.failed else tuple(result.build.output_dir / name for name in result.build.also),
     )

@@ -13,8 +13,8 @@ from typing import Any
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.stage import Skip, Source
 from winml_dag.errors import RecipeError
+from winml_dag.pipeline.buildgraph import prefixed
 from winml_dag.pipeline.context import ResolveContext, merged
-from winml_dag.pipeline.layout import prefixed
 from winml_dag.pipeline.model import Model
 from winml_dag.pipeline.variant import Build, CompositeBuild, Inputs
 from winml_dag.recipe.document import known_instead

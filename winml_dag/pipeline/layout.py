@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject
 from winml_dag.errors import StoreError
+from winml_dag.pipeline.buildgraph import BuildGraph, prefixed
 from winml_dag.pipeline.search import round_of
 from winml_dag.stages.calibrate import RANGES_FILE
 from winml_dag.stages.sensitivity import PICTURE_FILE, REPORT_FILE
@@ -24,10 +25,8 @@ from winml_dag.store.digest import digest_file
 if TYPE_CHECKING:
     from winml_dag.engine.events import StageResult
     from winml_dag.engine.stage import Node
-    from winml_dag.pipeline.buildgraph import BuildGraph
     from winml_dag.store.store import Store
 
-MODEL = "model.onnx"
 EXPORTED = "export.onnx"
 NORMALIZED = "normalized.onnx"
 OPTIMIZED = "optimized.onnx"
@@ -38,11 +37,6 @@ BUILD_CONFIG = "winml_build_config.json"
 RANGES = RANGES_FILE
 # Files next to a single quantized model, named after it.
 REPORTS = (REPORT_FILE, PICTURE_FILE)
-
-
-def prefixed(name: str, component: str) -> str:
-    """Return the file name of *name* for *component* in a folder of several; without a component, *name*."""
-    return f"{component}_{name}" if component else name
 
 
 def is_builtin(node: Node) -> bool:

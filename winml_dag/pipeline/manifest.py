@@ -25,16 +25,8 @@ from winml_dag.engine.keys import config_hash
 from winml_dag.engine.stage import Node
 from winml_dag.errors import StoreError
 from winml_dag.file_reading import MOST_BYTES_OF_MANY, read_json
-from winml_dag.pipeline.buildgraph import BuildGraph
-from winml_dag.pipeline.layout import (
-    MANIFEST,
-    MODEL,
-    component_of,
-    is_builtin,
-    is_carried_on,
-    prefixed,
-    published_outputs,
-)
+from winml_dag.pipeline.buildgraph import MODEL, BuildGraph, prefixed
+from winml_dag.pipeline.layout import MANIFEST, component_of, is_builtin, is_carried_on, published_outputs
 from winml_dag.pipeline.search import Searched, folded, searches
 from winml_dag.pipeline.stageresults import calibration_step, quality_json
 from winml_dag.store.artifact import Artifact, FileEntry

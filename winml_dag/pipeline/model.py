@@ -14,11 +14,10 @@ from winml_dag.ep.registry import AUTO, CPU, Target, find_ep
 from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.file_reading import before_reading, read_json
 from winml_dag.pipeline.context import ResolveContext
-from winml_dag.pipeline.layout import EXPORTED, MODEL
+from winml_dag.pipeline.layout import EXPORTED
 from winml_dag.recipe.load import is_path_like, resolve_path
 from winml_dag.stages import artifact_types
 from winml_dag.stages.builtin import LINE
-from winml_dag.stages.export.detect import TASKS, model_type_of, task_of
 
 if TYPE_CHECKING:
     from winml_dag.onnxmodel.inspect import ModelSummary
@@ -54,7 +53,7 @@ _PROCESSOR_FILES = (
 _WEIGHT_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 # Files of an output folder that are named as the next stage expects its input.
-_RESULTS = {file for stage in LINE.values() for file in stage.published.values()} - {MODEL}
+_RESULTS = {file for stage in LINE.values() for file in stage.published.values() if stage.name != "finalize"}
 
 
 @dataclass(frozen=True)
@@ -283,7 +282,11 @@ class Model:
     @property
     def task(self) -> str | None:
         """The task that it was trained for, according to its folder."""
-        return None if self.folder is None else task_of(self.folder.config)
+        if self.folder is None:
+            return None
+        from winml_dag.stages.export.detect import task_of  # here, since an ONNX model needs none
+
+        return task_of(self.folder.config)
 
     @property
     def looked_at(self) -> tuple[Path, ...]:
@@ -320,6 +323,8 @@ def find_model(context: ResolveContext, known: Known) -> Model:
         )
     if context.recipe.export is None:
         raise RecipeError(f"export is null, which means that the model is ONNX already, but {name!r} is no .onnx file.")
+    from winml_dag.stages.export.detect import model_type_of
+
     folder = find_model_folder(name, base, loader.revision, download=context.download)
     return Model(name, folder=folder, model_type=loader.model_type or model_type_of(folder.config))
 
@@ -377,11 +382,15 @@ def task_for(context: ResolveContext, model: Model) -> str | None:
         RecipeError: when neither names a task.
     """
     task = context.task or model.task
-    if task is None and context.recipe.loader.model_class is not None and model.onnx is None:
+    if task is not None or model.onnx is not None:
+        return task
+    from winml_dag.stages.export.detect import TASKS, task_of
+
+    if context.recipe.loader.model_class is not None:
         task = task_of({"architectures": [context.recipe.loader.model_class]})
     if task is None and context.recipe.loader.module_path is not None:
         return _BARE  # enough to load the class that contains the module
-    if task is None and model.onnx is None:
+    if task is None:
         raise RecipeError(
             f"What is {model.name!r} for? Neither the recipe nor the model says.",
             advice=f"Set loader.task or give --task, for example feature-extraction. There are: {', '.join(TASKS)}.",

@@ -20,9 +20,10 @@ from winml_dag.pipeline.model import OnnxFile
 from winml_dag.recipe.document import known_instead
 from winml_dag.recipe.schema import Export, InputTensor, Recipe
 from winml_dag.stages import artifact_types
-from winml_dag.stages.export.inputs import BATCH
 from winml_dag.stages.normalize import FIRST_OPSET, GivenInput, GivenInputs, NormalizeConfig
 
+# The batch size by this name is that of export.batch_size.
+_BATCH = "batch_size"
 # Example sizes in advice: for a picture's side, and for anything else.
 _PICTURE, _ANYTHING = 224, 128
 
@@ -119,7 +120,7 @@ class _Sizes:
             where = f"export.shape_config.{name}"
             if name in known:
                 self._name(name, size, where)
-            elif name != BATCH:
+            elif name != _BATCH:
                 raise UsageError(
                     f"{where}: no dimension of the model's inputs is called {name!r}{known_instead(name, known)}"
                     if known

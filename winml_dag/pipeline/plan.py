@@ -17,8 +17,8 @@ from winml_dag.engine.graph import Cycle, Graph
 from winml_dag.engine.stage import Node, Skip, Source
 from winml_dag.ep.availability import environments_behind
 from winml_dag.file_reading import before_reading
-from winml_dag.pipeline.buildgraph import BuildGraph, Step
-from winml_dag.pipeline.layout import RANGES, is_builtin, prefixed, reserved
+from winml_dag.pipeline.buildgraph import BuildGraph, Step, prefixed
+from winml_dag.pipeline.layout import RANGES, is_builtin, reserved
 from winml_dag.pipeline.line import Line, Start, id_of
 from winml_dag.pipeline.model import Known
 from winml_dag.pipeline.variant import Build, BuiltIn, CompositeBuild, Declared, Inputs, OnlyDeclared, UserPlan

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from winml_dag.engine.keys import distribution_version
 from winml_dag.engine.stage import Skip, Source
@@ -40,7 +40,9 @@ from winml_dag.recipe.load import LoadedRecipe
 from winml_dag.recipe.schema import Recipe
 from winml_dag.stages import artifact_types
 from winml_dag.stages.builtin import LINE
-from winml_dag.stages.export.architectures import Component, composite_of
+
+if TYPE_CHECKING:
+    from winml_dag.stages.export.architectures import Component
 
 T = TypeVar("T")
 
@@ -112,9 +114,9 @@ def resolve(context: ResolveContext, known: Known | None = None) -> Build | Comp
     recipe = loader_known.recipe
     model = find_model(loader_known, known or Known())
     asks = context.overrides.submodel or recipe.components or recipe.loader.module_path
-    if not asks and composite_of(model.model_type) is None:
+    if not asks and model.onnx is not None:
         return _resolve_one(context, model)
-    # Imported here: most models are exported in one piece.
+    # Imported here: a model that is ONNX has no components.
     from winml_dag.pipeline.composite import components_for, composite_build
 
     components = components_for(loader_known, model)

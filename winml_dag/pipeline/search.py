@@ -13,17 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine import events
 from winml_dag.engine.events import Observer, PassingOn, Reason, StageResult, Status
 from winml_dag.engine.stage import Node, Source
 from winml_dag.errors import StageError
+from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.store.quantities import counted
-
-if TYPE_CHECKING:
-    from winml_dag.pipeline.buildgraph import BuildSummary
 
 _IN_ROUNDS = ("optimize", "analyze")
 _REWORDED: dict[str, Callable[[Iterable[str]], Reason]] = {"blocked": events.blocked, "stopped": events.stopped}

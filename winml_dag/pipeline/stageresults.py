@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import StageResult, Status
-from winml_dag.pipeline.layout import RANGES, is_builtin, prefixed, published_outputs
+from winml_dag.pipeline.buildgraph import BuildSummary, prefixed
+from winml_dag.pipeline.layout import RANGES, is_builtin, published_outputs
 from winml_dag.stages.quality import Quality, what_to_try
-
-if TYPE_CHECKING:
-    from winml_dag.pipeline.buildresult import BuildResult
 
 _NO_METRICS: JsonObject = {}
 Step = TypeVar("Step")
@@ -108,23 +106,23 @@ class QuantizeResult:
         return value
 
 
-def quantize_result(result: BuildResult) -> QuantizeResult | None:
-    """Return the result of quantization in *result*; None for a build that does not quantize."""
-    if all(view.stage != "quantize" or view.result is None for view in result.stages):
+def quantize_result(build: BuildSummary, done: Sequence[StageResult], elapsed_seconds: float) -> QuantizeResult | None:
+    """Return the result of quantization in the results *done* of *build*; None for a build that does not quantize."""
+    if all(stage.node.stage.name != "quantize" for stage in done):
         return None
-    done = [view.result for view in result.stages if view.result is not None]
+    failed = any(stage.status is Status.FAILED for stage in done)
     steps = quantize_steps(done)
     calibration = calibration_step(done)
     last = steps[-1] if steps else None
-    warning = _quality_warning(result)
+    warning = _quality_warning(build.precision, done)
     return QuantizeResult(
-        success=not result.failed,
-        output_path=result.final_artifact,
-        calibration_path=None if result.failed else _calibration_path(result, done),
+        success=not failed,
+        output_path=None if failed else build.final_artifact,
+        calibration_path=None if failed else _calibration_path(build, done),
         calibration_time_seconds=0.0 if calibration is None else calibration.calibration_time_seconds,
         qdq_insertion_time_seconds=sum(step.qdq_insertion_time_seconds for step in steps),
         postproc_time_seconds=sum(step.postproc_time_seconds for step in steps),
-        total_time_seconds=result.elapsed_seconds,
+        total_time_seconds=elapsed_seconds,
         nodes_quantized=last.nodes_quantized if last else 0,
         nodes_skipped=last.nodes_skipped if last else 0,
         nodes_skipped_reasons=last.nodes_skipped_reasons if last else {},
@@ -136,7 +134,7 @@ def quantize_result(result: BuildResult) -> QuantizeResult | None:
         quality=quality_of(done),
         poor=warning is not None,
         errors=tuple(f"{stage.node.id}: {stage.error}" for stage in done if stage.error),
-        warnings=(*result.build.notices, *_warnings(done), *([] if warning is None else [warning])),
+        warnings=(*build.notices, *_warnings(done), *([] if warning is None else [warning])),
     )
 
 
@@ -147,10 +145,8 @@ def _warnings(results: Sequence[StageResult]) -> Iterator[str]:
         yield from map(str, found if isinstance(found, list | tuple) else ())
 
 
-def _quality_warning(result: BuildResult) -> str | None:
+def _quality_warning(precision: str | None, done: Sequence[StageResult]) -> str | None:
     """Return a warning if a quantized model is worse than usual for its precision."""
-    precision = result.build.precision
-    done = [view.result for view in result.stages if view.result is not None]
     quality = quality_of(done)
     if quality is None or precision is None or (shortfall := quality.shortfall(precision)) is None:
         return None
@@ -195,13 +191,12 @@ def quality_of(results: Sequence[StageResult]) -> Quality | None:
     return None if stage is None else Quality.from_json(_metrics(stage).get("quality"))
 
 
-def _calibration_path(result: BuildResult, done: Sequence[StageResult]) -> Path | None:
+def _calibration_path(build: BuildSummary, done: Sequence[StageResult]) -> Path | None:
     node = next((stage.node for stage in done if _is(stage, "calibrate")), None)
     if node is None:
         return None
     if node.folder is not None:
         return node.folder / node.paths["ranges"]
-    build = result.build
     for _, component in published_outputs(node, build.settings, build.components):
         return build.output_dir / prefixed(RANGES, component)
     return None
@@ -219,13 +214,14 @@ def _metrics(stage: StageResult) -> JsonObject:
 def from_metrics(kind: type[Step], stage: StageResult, **others: object) -> Step:
     """Return *kind* with the metrics of *stage* and *others*; its defaults if an older version wrote other metrics."""
     # Imported here: an up-to-date build needs no pydantic.
-    from winml_dag.pipeline.sweep.result import DecodeError, decode
+    from pydantic import TypeAdapter, ValidationError
 
     others["cached"] = stage.status is not Status.RAN
+    adapter = TypeAdapter(kind)
     try:
-        return decode(kind, {**_metrics(stage), **others})
-    except DecodeError:
-        return decode(kind, others)
+        return adapter.validate_python({**_metrics(stage), **others})
+    except ValidationError:
+        return adapter.validate_python(others)
 
 
 @dataclass(frozen=True)
@@ -259,9 +255,8 @@ class CompileResult:
         return asdict(self)
 
 
-def compile_result(result: BuildResult) -> CompileResult | None:
-    """Return the result of compilation in *result*; None if the build compiles nothing or failed earlier."""
-    results = [view.result for view in result.stages if view.result is not None]
+def compile_result(results: Sequence[StageResult]) -> CompileResult | None:
+    """Return the result of compilation among *results*; None if the build compiles nothing or failed earlier."""
     stage = next((each for each in results if _is(each, "compile")), None)
     if stage is None or stage.record is None:
         return None

@@ -17,18 +17,9 @@ from winml_dag.ep.registry import ExecutionProvider, Target, find_ep, is_emulate
 from winml_dag.errors import InputError, UsageError
 from winml_dag.file_reading import read_json
 from winml_dag.onnxmodel.sidecar import shares_binary
-from winml_dag.pipeline.buildgraph import BuildSummary
+from winml_dag.pipeline.buildgraph import MODEL, BuildSummary, prefixed
 from winml_dag.pipeline.documents import BuildManifest, OneModel
-from winml_dag.pipeline.layout import (
-    BUILD_CONFIG,
-    EXPORTED,
-    MANIFEST,
-    MODEL,
-    NORMALIZED,
-    OPTIMIZED,
-    QUANTIZED,
-    prefixed,
-)
+from winml_dag.pipeline.layout import BUILD_CONFIG, EXPORTED, MANIFEST, NORMALIZED, OPTIMIZED, QUANTIZED
 from winml_dag.pipeline.manifest import Manifest, read_manifest
 from winml_dag.pipeline.model import OnnxFile, find_model_folder, find_processor_folder
 from winml_dag.pipeline.request import Overrides, Request

@@ -20,9 +20,10 @@ from winml_dag.engine.inplace import KEPT
 from winml_dag.engine.keys import cache_key, config_hash
 from winml_dag.errors import InputError, StoreError
 from winml_dag.file_reading import MOST_BYTES_OF_MANY, parse_json, read_bytes, read_json
+from winml_dag.pipeline.buildgraph import prefixed
 from winml_dag.pipeline.commit import is_changing
 from winml_dag.pipeline.documents import BuildManifest, Input, Output, Stage
-from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST, prefixed
+from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST
 from winml_dag.pipeline.manifest import SCHEMA_VERSION, Manifest, read_manifest
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import digest_file, split_digest
