@@ -217,7 +217,7 @@ def _data(context: ResolveContext, quant: Quant) -> tuple[Source | None, tuple[P
     if quant.dataset_name is not None:
         if quant.calibration_data is not None:
             raise RecipeError("quant.calibration_data and quant.dataset_name name two sets of data. Keep one of them.")
-        from winml_dag.pipeline.datasets import find_dataset
+        from winml_dag.pipeline.hub import find_dataset
 
         found = find_dataset(
             quant.dataset_name, context.base, quant.dataset_subset, quant.dataset_split, download=context.download

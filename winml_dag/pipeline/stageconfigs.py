@@ -17,10 +17,9 @@ from winml_dag.ep.registry import CPU, Target
 from winml_dag.ep.support import rule_folder, table_paths
 from winml_dag.errors import RecipeError, UsageError
 from winml_dag.file_reading import before_reading
-from winml_dag.pipeline.compilation import file_option_names, provider_options
 from winml_dag.pipeline.context import ResolveContext
 from winml_dag.pipeline.data import not_validated
-from winml_dag.pipeline.decisions import Decisions
+from winml_dag.pipeline.decisions import Decisions, file_option_names, provider_options
 from winml_dag.pipeline.quantization import notices_of, quantize_configs
 from winml_dag.pipeline.search import Search
 from winml_dag.recipe.document import known_instead

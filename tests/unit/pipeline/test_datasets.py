@@ -15,7 +15,7 @@ from typing import ClassVar
 import pytest
 
 from winml_dag.errors import InputError
-from winml_dag.pipeline.datasets import choose_files, find_dataset
+from winml_dag.pipeline.hub import choose_files, find_dataset
 
 CARD = """---
 license: mit
@@ -197,7 +197,7 @@ class _Answer(BaseHTTPRequestHandler):
 _FIND = """
 import sys
 from pathlib import Path
-from winml_dag.pipeline.datasets import find_dataset
+from winml_dag.pipeline.hub import find_dataset
 found = find_dataset("org/words", Path(sys.argv[1]), None, sys.argv[2], download=True)
 print([(file.name, file.path.read_text()) for file in found.files])
 """
