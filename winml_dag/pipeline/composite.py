@@ -7,16 +7,15 @@ export and one output folder.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import replace
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.engine.stage import Skip, Source
+from winml_dag.engine.stage import Skip
 from winml_dag.errors import RecipeError
 from winml_dag.pipeline.buildgraph import prefixed
 from winml_dag.pipeline.context import ResolveContext, merged
 from winml_dag.pipeline.model import Model
-from winml_dag.pipeline.variant import Build, CompositeBuild, Inputs
+from winml_dag.pipeline.variant import Build, CompositeBuild
 from winml_dag.recipe.document import known_instead
 from winml_dag.recipe.fields import Section
 from winml_dag.recipe.schema import Compile, Export, Quant, Recipe, Validate
@@ -212,17 +211,15 @@ def _component_fields(component: Component, build: Build, shared: tuple[str, ...
 
 def _part(name: str, build: Build) -> Build:
     """Return *build* as a part: its model comes from the shared export, and its sources are prefixed with *name*."""
-    inputs = build.inputs
-    sources: dict[str, Any] = {
-        field.name: replace(source, name=f"{name} {source.name}")
-        for field in fields(Inputs)
-        if field.name not in _OF_EXPORT and isinstance(source := getattr(inputs, field.name), Source)
+    sources = {
+        slot: source if slot in _OF_EXPORT else replace(source, name=f"{name} {source.name}")
+        for slot, source in build.sources.items()
     }
     build = build.with_configs(
         export=Skip("all components are exported together"),
         finalize=replace(build.configs["finalize"], file=prefixed(MODEL_FILE, name)),
     )
-    return replace(build, inputs=replace(inputs, **sources))
+    return replace(build, sources=sources)
 
 
 def _precision(precisions: Mapping[str, str]) -> str:

@@ -121,7 +121,7 @@ def _modules(frozen: FrozenRecipe, settings: JsonObject, build: Build | Composit
             advice="Name one component with --submodel, or give the PyTorch model.",
         )
     recipes, left_out = module_recipes(
-        settings, export.loader, export.export, build.inputs.model, module, script=build.inputs.script
+        settings, export.loader, export.export, build.sources.get("model"), module, script=build.sources.get("script")
     )
     notices = (f"There is no recipe for the module {path}: {why}" for path, why in left_out.items())
     return replace(frozen, recipes=recipes, notices=(*frozen.notices, *notices))
@@ -139,11 +139,11 @@ def _with_tensors(frozen: FrozenRecipe, settings: JsonObject, build: Build | Com
             component = build.export.components[name]
             loader = replace(build.export.loader, model_class=component.model_class, task=component.task)
             config = SignatureConfig(loader, component.export, component)
-            components[name] = _spelled_out(own, config, part.inputs.model, notices)
+            components[name] = _spelled_out(own, config, part.sources.get("model"), notices)
         written["components"] = components
-    elif (export := build.chosen("export")) and build.inputs.script is None and export.loader.module_path is None:
+    elif (export := build.chosen("export")) and "script" not in build.sources and export.loader.module_path is None:
         config = SignatureConfig(export.loader, export.export)
-        written = {**written, **_spelled_out(settings, config, build.inputs.model, notices)}
+        written = {**written, **_spelled_out(settings, config, build.sources.get("model"), notices)}
     return replace(frozen, recipes=(_readable(written),), notices=(*frozen.notices, *notices))
 
 

@@ -82,18 +82,14 @@ class Line:
         self.looked_at: dict[Path, None] = {}
         self._known = known or Known()
         self._prefix = prefix
-        inputs = build.inputs
-        self._kind = artifact_types.FLOAT_MODEL if inputs.model is None else inputs.model.kind
+        model = build.sources.get("model")
+        self._kind = artifact_types.FLOAT_MODEL if model is None else model.kind
         # What stages read: each slot gets the artifact of its name here, which later nodes replace with their outputs.
         self._artifacts: dict[str, Source | str | None] = {
-            "model": inputs.model,
-            "script": inputs.script,
+            **build.sources,
             "flags": build.search.begin,
             "support": build.search.tables,
-            "data": inputs.calibration_data,
-            "processor": inputs.processor,
-            "ranges": inputs.ranges,
-            "option_files": inputs.option_files,
+            "input_data": None,
         }
         if start is not None:
             self._artifacts["model"], self._kind = start.model, start.kind
@@ -104,13 +100,13 @@ class Line:
             config = build.chosen(name)
             if name == "normalize" and self._kind != artifact_types.COMPILED_MODEL:
                 # An ONNX file is compared in its original form, so that normalizing is validated too.
-                self._artifacts["reference"] = self._artifacts["model"]
+                self._artifacts["reference"] = self._artifacts.get("model")
             if name == "optimize":
                 yield from self._rounds()
             elif name == "quantize":
                 yield from self._quantizations()
             elif name == "compile" and config is not None:
-                self._artifacts["uncompiled"] = self._artifacts["model"]
+                self._artifacts["uncompiled"] = self._artifacts.get("model")
                 yield self._taken(self._compile(config))
             elif name == "validate" and config is not None:
                 yield self._validate(config)
@@ -124,7 +120,7 @@ class Line:
 
     def _rounds(self) -> Iterator[Node]:
         """Yield optimize and analyze, as often as the search may need; see :mod:`winml_dag.pipeline.stageconfigs`."""
-        build, model = self._build, self._artifacts["model"]
+        build, model = self._build, self._artifacts.get("model")
         optimize, analyze, search = build.chosen("optimize"), build.chosen("analyze"), build.search
         place = self._place(build.target) if analyze is not None and analyze.target.asks else HERE
         # The same in each round.
@@ -138,10 +134,10 @@ class Line:
                 yield self._taken(replace(node, check=CHECK) if checked else node)
 
     def _quantizations(self) -> Iterator[Node]:
-        build, inputs = self._build, self._build.inputs
-        if inputs.validation_data is not None:
-            data = {"data": None, "input_data": inputs.validation_data, "processor": inputs.validation_processor}
-            self._artifacts |= data
+        build, given = self._build, self._build.sources
+        if "input_data" in given:
+            processor = given.get("input_processor")
+            self._artifacts |= {"data": None, "input_data": given["input_data"], "processor": processor}
         if build.sensitivity is not None:
             yield self._node("sensitivity", SENSITIVITY, config_json(build.sensitivity))
         for node_id, quantize in zip(quantize_ids(build), build.chosen("quantize") or (), strict=False):
@@ -151,7 +147,9 @@ class Line:
         target = Target(find_ep(config.target.execution_provider), config.target.device)
         # The origin of the ranges; irrelevant for random inputs.
         runs_on_data = self._artifacts.get("data") is not None or self._artifacts.get("input_data") is not None
-        ranges = self._rewired.get("quantize", {}).get("ranges", self._artifacts["ranges"]) if runs_on_data else None
+        ranges = (
+            self._rewired.get("quantize", {}).get("ranges", self._artifacts.get("ranges")) if runs_on_data else None
+        )
         node = self._node("validate", LINE["validate"], config_json(config), self._place(target), ranges=ranges)
         self._artifacts["validation"] = node.output("report")
         return node
@@ -186,7 +184,7 @@ class Line:
         artifacts = {**self._artifacts, **replaced}
         if stage.name == "calibrate":
             # Ranges belong to one model: the one that quantize reads.
-            artifacts["model"] = self._rewired.get("quantize", {}).get("model", artifacts["model"])
+            artifacts["model"] = self._rewired.get("quantize", {}).get("model", artifacts.get("model"))
         given = {slot: found for slot in stage.inputs if (found := artifacts.get(slot)) is not None}
         sources = {slot: found for slot, found in given.items() if isinstance(found, Source)}
         packages = packages_of(sources.get("data") or sources.get("input_data"), sources.get("processor"))

@@ -21,7 +21,7 @@ from winml_dag.pipeline.buildgraph import BuildGraph, Step, prefixed
 from winml_dag.pipeline.layout import RANGES, is_builtin, reserved
 from winml_dag.pipeline.line import Line, Start, id_of
 from winml_dag.pipeline.model import Known
-from winml_dag.pipeline.variant import Build, BuiltIn, CompositeBuild, Declared, Inputs, OnlyDeclared, UserPlan
+from winml_dag.pipeline.variant import Build, BuiltIn, CompositeBuild, Declared, OnlyDeclared, UserPlan
 from winml_dag.recipe.document import Findings
 from winml_dag.stages.builtin import LINE
 from winml_dag.stages.export import export_stage
@@ -101,27 +101,19 @@ def _configuration() -> tuple[tuple[Path, ...], tuple[Path, ...]]:
 
 
 def _sources(build: Build) -> list[Source]:
-    roles = build.inputs
     searched = build.chosen("optimize") or build.chosen("analyze")
     search = (build.search.begin, build.search.tables) if searched else ()
-    given = (roles.model, roles.script, *build.also, *search, *_data(roles), roles.ranges, roles.option_files)
-    return [source for source in given if source is not None]
+    given = (*build.sources.values(), *build.also, *search)
+    return [source for source in dict.fromkeys(given) if source is not None]
 
 
 def _looked_at(build: Build, line: Line) -> Iterator[Path]:
     """Yield the paths that influenced the *line* of *build*."""
-    yield from build.inputs.looked_at
+    yield from build.looked_at
     yield from line.looked_at
     yield from build.search.looked_at
     for environment in environments_behind(build.target):
         yield from environment.looked_at
-
-
-def _data(inputs: Inputs) -> Iterator[Source | None]:
-    """Yield the data that stages read. A model's processor is one source, whichever data it processes."""
-    yield inputs.calibration_data
-    yield inputs.validation_data
-    yield inputs.processor or inputs.validation_processor
 
 
 def _plan_own(build: Build, declared: Declared, fingerprints: Fingerprints) -> UserPlan:

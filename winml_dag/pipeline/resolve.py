@@ -30,7 +30,6 @@ from winml_dag.pipeline.variant import (
     Build,
     CompositeBuild,
     Declared,
-    Inputs,
     OnlyDeclared,
     SavePath,
     rewires_builtin,
@@ -169,7 +168,8 @@ def _resolve_one(context: ResolveContext, model: Model, component: Component | N
             declared=_own_stages(context.recipe),
         ),
         target=target,
-        inputs=_inputs(decided),
+        sources=_sources(decided),
+        looked_at=(*model.looked_at, *decided.calibration.looked_at, *decided.validation.looked_at),
         configs=configs,
         search=search,
         save_ranges=None if save_path is None else SavePath(context.base.resolve(), save_path),
@@ -249,22 +249,22 @@ def _require_exporter() -> None:
             )
 
 
-def _inputs(decided: Decisions) -> Inputs:
+def _sources(decided: Decisions) -> dict[str, Source]:
     context, model, calibration, validation = decided.context, decided.model, decided.calibration, decided.validation
     source: Source | None = None
     if model.onnx is not None:
         source = model.onnx.source()
     elif model.folder is not None:
         source = model.folder.model_source(code=context.trusts_code)
-    return Inputs(
-        model=source,
-        script=user_script(context, model),
-        calibration_data=calibration.data,
-        validation_data=validation.data,
-        processor=calibration.processor,
+    found = {
+        "model": source,
+        "script": user_script(context, model),
+        "data": calibration.data,
+        "input_data": validation.data,
+        "processor": calibration.processor,
         # Both are of the same model, and a graph has each source once.
-        validation_processor=validation.processor and (calibration.processor or validation.processor),
-        ranges=calibration.ranges,
-        option_files=None if decided.compiled is None else option_files(context, decided.target),
-        looked_at=(*model.looked_at, *calibration.looked_at, *validation.looked_at),
-    )
+        "input_processor": validation.processor and (calibration.processor or validation.processor),
+        "ranges": calibration.ranges,
+        "option_files": None if decided.compiled is None else option_files(context, decided.target),
+    }
+    return {slot: source for slot, source in found.items() if source is not None}

@@ -28,29 +28,6 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Inputs:
-    """The sources of a build by role; None if the build has no such input.
-
-    Attributes:
-        model: what export reads, or the ONNX model itself without an export.
-        script: the user's Python file that makes the model.
-        validation_data: what the result runs on, if that is not kept back by calibration; each data has its own
-            processor.
-        looked_at: the folders and files that decided the choice of these files.
-    """
-
-    model: Source | None = None
-    script: Source | None = None
-    processor: Source | None = None
-    calibration_data: Source | None = None
-    validation_data: Source | None = None
-    validation_processor: Source | None = None
-    ranges: Source | None = None
-    option_files: Source | None = None
-    looked_at: tuple[Path, ...] = ()
-
-
-@dataclass(frozen=True)
 class SavePath:
     """A path that the user chose: ``path``, with ``/``, in ``folder``, which is absolute and without links."""
 
@@ -63,6 +40,10 @@ class Build:
     """One resolved variant: its summary, its inputs, and the config of each stage.
 
     Attributes:
+        sources: by the input slot of the stages that read them: ``model`` (what export reads, or the ONNX model
+            itself), ``script`` (makes the model), ``data``, ``processor``, ``ranges``, ``option_files``; and
+            ``input_data`` with ``input_processor``, what the result runs on if calibration keeps back no data for that.
+        looked_at: the folders and files that decided the choice of these.
         configs: for each stage of the line its config, or why it is skipped. quantize has a tuple of configs, in order:
             a second one converts what 4-bit weights leave in float32 to float16.
         search: the number of rounds of optimize and analyze, and their initial input.
@@ -76,9 +57,10 @@ class Build:
 
     summary: BuildSummary
     target: Target
-    inputs: Inputs
+    sources: Mapping[str, Source]
     configs: Mapping[str, Any]
     search: Search
+    looked_at: tuple[Path, ...] = ()
     save_ranges: SavePath | None = None
     sensitivity: SensitivityConfig | None = None
     declared: Declared | None = None

@@ -68,8 +68,7 @@ def test_loaded_ranges_are_a_source_and_calibration_is_left_out(folder):
     build = resolved(folder, calibration_load_path="ranges.json")
     assert isinstance(build.configs["calibrate"], Skip)
     assert build.configs["calibrate"].reason == "the activation ranges come from ranges.json"
-    assert build.inputs.ranges is not None
-    assert [file.path for file in build.inputs.ranges.files] == [folder / "ranges.json"]
+    assert [file.path for file in build.sources["ranges"].files] == [folder / "ranges.json"]
 
 
 @pytest.mark.parametrize(
@@ -83,15 +82,14 @@ def test_loaded_ranges_are_a_source_and_calibration_is_left_out(folder):
 def test_how_loaded_ranges_were_found_may_be_said_beside_them(folder, agreeing):
     loaded = resolved(folder, calibration_load_path=agreeing["load_path"])
     build = resolved(folder, **agreeing)
-    assert build.inputs.ranges == loaded.inputs.ranges
+    assert build.sources == loaded.sources
     assert build.configs["calibrate"] == loaded.configs["calibrate"]
 
 
 def test_data_beside_loaded_ranges_is_what_the_result_is_validated_on(folder):
     build = resolved(folder, calibration_load_path="ranges.json", calibration_data="data.npz")
     assert isinstance(build.configs["calibrate"], Skip)
-    assert build.inputs.ranges is not None
-    assert build.inputs.calibration_data is not None
+    assert {"ranges", "data"} <= build.sources.keys()
     assert not isinstance(build.configs["validate"], Skip)
     assert build.configs["validate"].validate.seed is None
     assert not any("random" in notice for notice in build.summary.notices)
@@ -103,7 +101,7 @@ def test_modes_without_ranges_say_that_they_need_none(folder, mode, field):
     build = resolved(folder, mode=mode, **{field: "ranges.json"})
     assert isinstance(build.configs["calibrate"], Skip)
     assert build.configs["calibrate"].reason == f"{mode} needs no activation ranges, so quant.{field} has no effect"
-    assert build.inputs.ranges is None
+    assert "ranges" not in build.sources
     assert build.save_ranges is None
 
 
@@ -144,7 +142,7 @@ def test_a_task_says_what_columns_of_its_data_sets_are_called(folder):
 )
 def test_what_turns_data_into_numbers_is_known_from_their_kind(folder, data, packages):
     build = resolved(folder, calibration_data=data, model_id="processor")
-    assert set(packages_of(build.inputs.calibration_data, build.inputs.processor)) == packages
+    assert set(packages_of(build.sources["data"], build.sources.get("processor"))) == packages
 
 
 def test_a_package_that_is_missing_is_named_when_planning(folder, monkeypatch):
@@ -166,6 +164,6 @@ def test_settings_that_are_written_out_build_the_same_again(folder):
     (folder / "out").mkdir()
     rebuilt = resolved_recipe(folder / "out", build.summary.settings)
     assert rebuilt.configs["calibrate"] == build.configs["calibrate"]
-    assert [file.path.resolve() for file in (rebuilt.inputs.processor or build.inputs.model).files] == [
+    assert [file.path.resolve() for file in rebuilt.sources["processor"].files] == [
         folder / "processor" / "tokenizer.json"
     ]

@@ -42,8 +42,7 @@ def test_a_model_on_the_command_line_takes_the_place_of_random_weights(folder: P
     build = built(recipe, model="model")
     assert not made_up(build)
     assert build.summary.model_id == "model"
-    assert build.inputs.model is not None
-    assert {file.path for file in build.inputs.model.files} == set((folder / "model").iterdir())
+    assert {file.path for file in build.sources["model"].files} == set((folder / "model").iterdir())
     assert build.summary.settings["model"] == "../model"
     assert "random_weights" not in build.summary.settings["loader"]
 
@@ -63,7 +62,7 @@ def test_one_command_line_cannot_ask_for_both(named: dict[str, Any]) -> None:
 def test_random_weights_do_not_go_by_the_name_of_a_model_that_was_not_read(recipe: dict[str, Any]) -> None:
     build = built(recipe)
     assert made_up(build)
-    assert build.inputs.model is None
+    assert "model" not in build.sources
     assert build.summary.model_id == "bert with random weights"
     assert "model" not in build.summary.settings
 

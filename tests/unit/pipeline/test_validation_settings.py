@@ -78,11 +78,10 @@ def test_data_that_a_recipe_names_is_validated_on_also_when_nothing_is_quantized
         build.configs["quantize"],
         build.configs["validate"],
     )
-    assert rebuilt.inputs.calibration_data is not None
-    assert rebuilt.inputs.calibration_data.files[0].path.samefile(folder / "data.npz")
+    assert rebuilt.sources["data"].files[0].path.samefile(folder / "data.npz")
     # With its own inputs, or without validate, nobody reads it.
     for other in ({"input_data": "more.npz"}, {"enabled": False}):
-        assert resolved(folder, other, precision="fp32", **section).inputs.calibration_data is None
+        assert "data" not in resolved(folder, other, precision="fp32", **section).sources
 
 
 def test_data_and_processor_reach_the_stage_that_they_are_for(folder):
