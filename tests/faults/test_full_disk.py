@@ -107,7 +107,7 @@ def test_a_full_output_disk_is_named_and_its_files_stay(cache: Path, small_disk:
     (disk / "notes.txt").write_text("mine")
     store = Store(cache)
     prepare_folder(disk / "out")
-    folder = OutputFolder(disk / "out", [], store, store.fingerprints, store.changes)
+    folder = OutputFolder(disk / "out", [], store)
     with pytest.raises(StoreError) as failed:
         folder.publish(record.files(), {})
     assert str(disk / "out") in str(failed.value)

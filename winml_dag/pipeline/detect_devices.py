@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.engine.execute import LocalExecutor
+from winml_dag.engine.execute import LocalExecutor, Job
 from winml_dag.engine.job import LOG_FILE, Job, log_tail
 from winml_dag.engine.keys import installed_distributions, normalised
 from winml_dag.engine.stage import Node
@@ -133,8 +134,11 @@ def _found(ep: ExecutionProvider, environment: Environment | None, executor: Loc
                              runtime=runtime, environment=folder)  # fmt: skip
     brings = runtime if package is None else _first_present(present, (package.distribution,))
     facts, why_not, how = _ask(ep, environment, executor)
-    devices = tuple(_device(value) for value in _objects(facts.get("devices")))
-    tried = {str(name): str(why) for name, why in _object(facts.get("tried")).items()}
+    devices = tuple(
+        Device(each["type"], each["vendor"], each["vendor_id"], each["device_id"], tuple(each["metadata"].items()))
+        for each in facts.get("devices", ())
+    )
+    tried: Mapping[str, str] = facts.get("tried", {})
     devices += tuple(Device(name) for name, why in tried.items() if not why)
     if not why_not and not devices:
         why_not = next(iter(tried.values()), "It is installed and finds no device on this machine.")
@@ -147,7 +151,7 @@ def _found(ep: ExecutionProvider, environment: Environment | None, executor: Loc
         package=brings,
         runtime=runtime,
         environment=folder,
-        sdk_version=str(facts.get("sdk_version", "")),
+        sdk_version=facts.get("sdk_version", ""),
         devices=devices,
         refused={name: why for name, why in tried.items() if why},
     )
@@ -155,7 +159,7 @@ def _found(ep: ExecutionProvider, environment: Environment | None, executor: Loc
 
 def _ask(
     ep: ExecutionProvider, environment: Environment | None, executor: LocalExecutor
-) -> tuple[JsonObject, str, str]:
+) -> tuple[Mapping[str, Any], str, str]:
     """Return the facts that a provider's process finds, its error, which is empty if it succeeded, and advice."""
     node = Node(
         id=DEVICES.name,
@@ -177,25 +181,3 @@ def _ask(
 
 def _first_present(present: Mapping[str, str], names: Iterable[str]) -> tuple[str, str] | None:
     return next(((name, present[normalised(name)]) for name in names if normalised(name) in present), None)
-
-
-def _device(value: JsonObject) -> Device:
-    return Device(
-        str(value.get("type")),
-        str(value.get("vendor")),
-        _integer(value.get("vendor_id")),
-        _integer(value.get("device_id")),
-        tuple((str(name), str(text)) for name, text in _object(value.get("metadata")).items()),
-    )
-
-
-def _object(value: JsonValue) -> JsonObject:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _objects(value: JsonValue) -> list[JsonObject]:
-    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
-
-
-def _integer(value: JsonValue) -> int:
-    return value if isinstance(value, int) else 0

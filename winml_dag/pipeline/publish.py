@@ -31,7 +31,6 @@ from winml_dag.pipeline.layout import (
 from winml_dag.pipeline.manifest import is_of_winml_cli, make_manifest, manifest_text, read_manifest, with_part
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.below import Below
-from winml_dag.store.digest import Fingerprints
 from winml_dag.store.store import Store
 
 if TYPE_CHECKING:
@@ -41,13 +40,17 @@ if TYPE_CHECKING:
 
 
 class _Folder:
-    """A folder that receives files of the store, with its journals in the cache's folder *changes*."""
+    """A folder that receives files of the store.
 
-    def __init__(self, folder: Path, store: Store, fingerprints: Fingerprints, changes: Path) -> None:
+    *read*: files that the build reads, without links, never replaced. With *overwrite*, other files that are not owned
+    may be.
+    """
+
+    def __init__(self, folder: Path, store: Store, read: Collection[Path], *, overwrite: bool) -> None:
         self._folder = folder
         self._store = store
-        self._fingerprints = fingerprints
-        self._changes = changes
+        self._read = read
+        self._overwrite = overwrite
 
     def _stale(self, wanted: Iterable[FileEntry]) -> list[FileEntry]:
         return [entry for entry in wanted if not self._is(entry)]
@@ -55,7 +58,10 @@ class _Folder:
     def _is(self, entry: FileEntry) -> bool:
         path = self._folder / entry.name
         try:
-            return path.stat().st_size == entry.size and self._fingerprints.digest(path, entry.digest) == entry.digest
+            return (
+                path.stat().st_size == entry.size
+                and self._store.fingerprints.digest(path, entry.digest) == entry.digest
+            )
         except FileNotFoundError:
             return False
 
@@ -83,7 +89,7 @@ class _Folder:
 
         # Fetch before changing the folder: if the cache is full, another output folder does not help.
         self._store.fetch_ahead(stale)
-        written = change_folder(self._folder, self._changes, prepare, removed)
+        written = change_folder(self._folder, self._store.changes, prepare, removed)
         return PublishedChange(written, (), tuple(removed), not_linked)
 
     def _is_link(self, entry: FileEntry) -> bool:
@@ -99,27 +105,18 @@ class _Folder:
 
 
 class OutputFolder(_Folder):
-    """A folder that builds write to.
-
-    *owned* are the files that the last build wrote there, according to its manifest; *changes*: the cache's folder for
-    journals. With *overwrite*, files that are not owned may be replaced, but never one of *read* (paths without links),
-    which the build reads.
-    """
+    """A folder that builds write to; *owned* are the files that the last one wrote there, according to its manifest."""
 
     def __init__(
         self,
         folder: Path,
         owned: Iterable[FileEntry],
         store: Store,
-        fingerprints: Fingerprints,
-        changes: Path,
         *,
         read: Collection[Path] = (),
         overwrite: bool = False,
     ) -> None:
-        super().__init__(folder, store, fingerprints, changes)
-        self._read = read
-        self._overwrite = overwrite
+        super().__init__(folder, store, read, overwrite=overwrite)
         self._owned = {entry.name: entry for entry in owned}
 
     def refuse_foreign(self, names: Iterable[str]) -> None:
@@ -189,19 +186,14 @@ def _holds(path: Path, data: bytes) -> bool:
 
 
 class OutputFile(_Folder):
-    """The file *name* in *folder*, with a model's companion files: weights, and the binaries of a compiled model.
-
-    *read*: files that the build reads. With *overwrite*, files in the way are replaced.
-    """
+    """The file *name* in *folder*, with a model's companion files: weights, and the binaries of a compiled model."""
 
     def __init__(self, folder: Path, name: str, read: Iterable[Path], store: Store, *, overwrite: bool) -> None:
-        super().__init__(folder, store, store.fingerprints, store.changes)
-        self._name = name
-        self._read = {path.resolve() for path in read}
         from winml_dag.pipeline.userstages.folder import KnownFiles
 
+        super().__init__(folder, store, {path.resolve() for path in read}, overwrite=overwrite)
+        self._name = name
         self._known = KnownFiles(store)
-        self._overwrite = overwrite
 
     def refuse_foreign(self, names: Iterable[str] = ()) -> None:
         """Raise UsageError when the file, or one of *names* next to it, exists and may not be overwritten."""
@@ -362,8 +354,7 @@ def _publish_part(
     with held(folder, store):
         part = make_manifest(planned, results, (), elapsed_seconds)
         text = with_part(read_bytes(folder / MANIFEST, MOST_BYTES_OF_MANY), part)
-        output = OutputFolder(folder, (FileEntry(MANIFEST, "", 0),), store, store.fingerprints, store.changes)
-        return output.publish((), {MANIFEST: text})
+        return OutputFolder(folder, (FileEntry(MANIFEST, "", 0),), store).publish((), {MANIFEST: text})
 
 
 def build_settings(planned: BuildGraph) -> dict[str, bytes]:
@@ -384,7 +375,7 @@ def output_folder(planned: BuildGraph, store: Store, *, overwrite: bool = False)
     owned = [entry for entry in ours if (folder / entry.name).resolve() not in read]
     if _is_recipe(folder / BUILD_CONFIG, planned):
         read.add((folder / BUILD_CONFIG).resolve())
-    return OutputFolder(folder, owned, store, store.fingerprints, store.changes, read=read, overwrite=overwrite)
+    return OutputFolder(folder, owned, store, read=read, overwrite=overwrite)
 
 
 def _is_recipe(path: Path, planned: BuildGraph) -> bool:

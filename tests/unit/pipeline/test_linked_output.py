@@ -30,7 +30,7 @@ class Links:
 
     def put(self, *, link: bool, owned: bool = True) -> PublishedChange:
         wanted = self.files if owned else ()
-        output = OutputFolder(self.out, wanted, self.store, self.store.fingerprints, self.store.changes)
+        output = OutputFolder(self.out, wanted, self.store)
         return output.publish(self.files, {}, link=link)
 
     def linked(self) -> set[str]:

@@ -36,10 +36,7 @@ class Folder:
 
     def put(self, wanted: Iterable[FileEntry], owned: Iterable[FileEntry] = ()) -> PublishedChange:
         manifest = [FileEntry(MANIFEST, "", 0)] if owned else []
-        output = OutputFolder(
-            self.out, [*owned, *manifest], self.store, self.store.fingerprints, self._place / "changes"
-        )
-        return output.publish(list(wanted), TEXTS)
+        return OutputFolder(self.out, [*owned, *manifest], self.store).publish(list(wanted), TEXTS)
 
     def contents(self) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in self.out.iterdir() if path.is_file()}
@@ -115,8 +112,7 @@ def test_overwriting_replaces_files_only_and_none_that_is_read(folder: Folder, t
         (folder.out / name).write_bytes(b"theirs")
     (folder.out / "link.onnx").symlink_to(tmp_path / "elsewhere.onnx")
     read = {(folder.out / "read.onnx").resolve(), (tmp_path / "elsewhere.onnx").resolve()}
-    store, changes = folder.store, tmp_path / "changes"
-    output = OutputFolder(folder.out, (), store, store.fingerprints, changes, read=read, overwrite=True)
+    output = OutputFolder(folder.out, (), folder.store, read=read, overwrite=True)
     output.refuse_foreign(["theirs.onnx", "new.onnx"])
     for name in ("read.onnx", "link.onnx"):
         with pytest.raises(UsageError, match=rf"{name} is in the way: this build reads it.*Move it"):

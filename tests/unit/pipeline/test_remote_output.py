@@ -60,7 +60,7 @@ def test_what_a_build_without_a_remote_has_put_is_ours_unless_it_was_edited(
 ) -> None:
     if edited:
         model.write_bytes(DATA.upper())
-    done = OutputFolder(model.parent, [OLD], store, store.fingerprints, store.changes).publish([], {})
+    done = OutputFolder(model.parent, [OLD], store).publish([], {})
     assert done.removed == (() if edited else ("model.onnx",))
     assert model.exists() is edited
 
@@ -83,7 +83,7 @@ def test_a_file_that_only_a_remote_knows_is_its_owners(store: Store, remote: Mem
 def test_a_cache_that_cannot_take_what_comes_is_told_of_and_not_the_output_folder(tmp_path: Path, store: Store) -> None:
     store.incoming.write_text("in the way")
     with pytest.raises(StoreError, match="Cannot fetch model") as told:
-        OutputFolder(tmp_path / "out", [], store, store.fingerprints, store.changes).publish([NEW], {})
+        OutputFolder(tmp_path / "out", [], store).publish([NEW], {})
     assert "choose another cache folder" in str(told.value)
     assert not (tmp_path / "out").exists()
     with pytest.raises(StoreError, match="Cannot fetch model"):
