@@ -24,9 +24,8 @@ from pydantic import (
 )
 
 from winml_dag.errors import StoreError
-from winml_dag.pipeline.layout import prefixed
-from winml_dag.stages.evaluate import METRICS
 from winml_dag.pipeline.buildgraph import prefixed
+from winml_dag.stages.evaluate import METRICS
 from winml_dag.store.artifact import Artifact, FileEntry
 
 

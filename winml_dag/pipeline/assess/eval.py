@@ -26,8 +26,7 @@ from winml_dag.pipeline.assess.builtmodel import (
 )
 from winml_dag.pipeline.assess.evalresult import figures, report_of
 from winml_dag.pipeline.assess.measurement import AssessmentPlan, Measurement, measuring_node, plan_measurement
-from winml_dag.pipeline.data import packages_of, require_packages, calibration_source, data_source
-from winml_dag.pipeline.datasets import Asker, find_dataset, has_splits
+from winml_dag.pipeline.data import calibration_source, data_source, packages_of, require_packages
 from winml_dag.pipeline.hub import Asker, find_dataset, has_splits
 from winml_dag.pipeline.model import OnnxFile
 from winml_dag.recipe.load import is_path_like, resolve_path

@@ -26,9 +26,9 @@ from winml_dag.pipeline.assess.builtmodel import (
     run_target,
 )
 from winml_dag.pipeline.assess.measurement import AssessmentPlan, Measurement, measuring_node, plan_measurement
-from winml_dag.pipeline.data import columns_of, packages_of, require_packages, calibration_source
-from winml_dag.pipeline.layout import RANGES, prefixed
 from winml_dag.pipeline.buildgraph import prefixed
+from winml_dag.pipeline.data import calibration_source, columns_of, packages_of, require_packages
+from winml_dag.pipeline.layout import RANGES
 from winml_dag.pipeline.model import OnnxFile
 from winml_dag.recipe.load import resolve_path
 from winml_dag.recipe.precision import parse_precision
