@@ -38,10 +38,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """A store next to a project: a model folder, data, a recipe. Recently written files count as settled."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(file_reading, "SETTLED_NS", 0)
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": ["BertModel"]}))
-    (model / "model.safetensors").write_bytes(b"weights")
+    put_model(tmp_path / "model")
     (tmp_path / "data" / "more").mkdir(parents=True)
     np.savez(tmp_path / "data" / "a.npz", input_ids=np.zeros((1, 8), np.int32))
     (tmp_path / "recipe.yaml").write_text(RECIPE)
@@ -111,7 +108,7 @@ def edit_recipe(folder: Path) -> None:
 
 
 def edit_weights(folder: Path) -> None:
-    (folder / "model" / "model.safetensors").write_bytes(b"WEIGHTS")
+    (folder / "model" / "model.safetensors").write_bytes(b"MODEL")
 
 
 def edit_architecture(folder: Path) -> None:
@@ -179,37 +176,30 @@ def test_this_programs_own_code_ends_it(store: Store, monkeypatch: pytest.Monkey
     assert load(REQUEST, store) is None
 
 
-def test_the_hub_cache_moving_to_another_commit_ends_it(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def put_model(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": ["BertModel"]}))
+    (folder / "model.safetensors").write_bytes(folder.name.encode())
+
+
+@pytest.mark.parametrize("edit", ["another commit", "a local folder"])
+def test_a_model_of_the_hub_that_became_another_ends_it(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edit: str
 ) -> None:
+    """A local folder takes the place of a hub id of the same name."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     repository = tmp_path / "hub" / "models--org--name"
-    (repository / "refs").mkdir(parents=True)
     for commit in ("aaa", "bbb"):
-        snapshot = repository / "snapshots" / commit
-        snapshot.mkdir(parents=True)
-        (snapshot / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": ["BertModel"]}))
-        (snapshot / "model.safetensors").write_bytes(commit.encode())
+        put_model(repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text("aaa")
     request = Request(None, Overrides(model="org/name"), Path("out"))
     plan_request(request, store, download=False)
     assert load(request, store) is not None
-    (repository / "refs" / "main").write_text("bbb")
-    assert load(request, store) is None
-
-
-def test_a_local_folder_that_takes_the_place_of_a_hub_id_ends_it(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    snapshot = tmp_path / "hub" / "models--name" / "snapshots" / "main"
-    snapshot.mkdir(parents=True)
-    (snapshot / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": ["BertModel"]}))
-    (snapshot / "model.safetensors").write_bytes(b"x")
-    request = Request(None, Overrides(model="name"), Path("out"))
-    plan_request(request, store, download=False)
-    assert load(request, store) is not None
-    (tmp_path / "name").mkdir()
+    if edit == "another commit":
+        (repository / "refs" / "main").write_text("bbb")
+    else:
+        (tmp_path / "org" / "name").mkdir(parents=True)
     assert load(request, store) is None
 
 
