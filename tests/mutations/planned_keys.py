@@ -26,11 +26,11 @@ from winml_dag.ep.registry import QNN, ExecutionProvider
 from winml_dag.pipeline import plan, resolve
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.context import ResolveContext
+from winml_dag.pipeline.decisions import BEGIN
 from winml_dag.pipeline.onestage import build_of_one
 from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.search import round_of
-from winml_dag.pipeline.stageconfigs import BEGIN
 from winml_dag.recipe.load import LoadedRecipe, parse_recipe
 from winml_dag.stages import optimize
 from winml_dag.store.artifact import Artifact, FileEntry

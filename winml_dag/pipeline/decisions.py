@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml_dag.engine.stage import Skip, Source, SourceFile
@@ -12,11 +13,14 @@ from winml_dag.ep.availability import resolve_target
 from winml_dag.ep.provider import complete_options
 from winml_dag.ep.providers.qnn import with_npu_settings
 from winml_dag.ep.registry import CPU, QNN, Target
+from winml_dag.ep.support import rule_folder, table_paths
 from winml_dag.errors import InputError, UsageError
+from winml_dag.file_reading import before_reading
 from winml_dag.pipeline.context import ResolveContext
 from winml_dag.pipeline.data import Data, data_of, find_calibration, find_validation_data, not_validated
 from winml_dag.pipeline.model import Model, OnnxFile, task_for
 from winml_dag.pipeline.quantization import quant_for, quant_section, refuse_other_quantize
+from winml_dag.pipeline.search import Search
 from winml_dag.pipeline.variant import chosen
 from winml_dag.recipe.load import resolve_path
 from winml_dag.recipe.precision import precision_name
@@ -24,9 +28,15 @@ from winml_dag.recipe.schema import Quant
 from winml_dag.stages import artifact_types
 from winml_dag.stages.builtin import DECIDED_BY
 from winml_dag.stages.compile import CompileConfig
+from winml_dag.stages.optimize import FILE, NOTHING
 
 if TYPE_CHECKING:
     from winml_dag.ep.qairt import QairtSdk
+
+# The name appears in reasons.
+BEGIN = Source("no capabilities", artifact_types.OPTIMIZATIONS, (SourceFile(FILE, NOTHING),))
+# Each round adds two nodes to the graph, even if it discovers nothing.
+MOST_ROUNDS = 20
 
 
 class Decisions:
@@ -109,6 +119,51 @@ class Decisions:
         if not self.context.wants("validate"):
             return Data()
         return find_validation_data(self.context, self.model, chosen(self.quant), self.task)
+
+    # The search for optimize capabilities that help on the target is a fixed line of stages:
+    #
+    #     optimize.0 -> analyze.0 -> optimize.1 -> analyze.1 -> ... -> optimize.N -> analyze.N
+    #
+    # Every optimize reads the same model and, from the analyze before it, all capabilities discovered so far. If there
+    # are no new ones, it has the same key as the previous optimize, and so do all later stages: a search that has
+    # converged is a cache hit. The rest of the build reads the last optimize, and the last analyze judges it.
+
+    @property
+    def rounds(self) -> int:
+        """How many optimizations may follow the first, if analyze proposes any."""
+        now = self.overrides.max_optim_iterations
+        if now is not None and not 0 <= now <= MOST_ROUNDS:
+            raise UsageError(f"max_optim_iterations is a number from 0 to {MOST_ROUNDS}, not {now}.")
+        return self.recipe.max_optim_iterations if now is None else now
+
+    @cached_property
+    def search(self) -> Search:
+        """The search for the target. Raises UsageError when the folder for the user's own tables is not a folder."""
+        config = self.config("analyze")
+        if isinstance(config, Skip):
+            return Search(BEGIN)
+        tables = table_paths(self.target, asks=config.target.asks)
+        # The file names in it decide which tables exist.
+        folder = None if config.target.asks else rule_folder(self.target)
+        looked_at = (*tables, *([] if folder is None else [folder]))
+        for path in looked_at:
+            before_reading(path)
+        there = tuple(path for path in looked_at if path.exists())
+        return Search(
+            begin=BEGIN,
+            rounds=self.rounds if config.analyze.propose else 0,
+            refuses_unsupported=not (self.overrides.allow_unsupported_nodes or self.recipe.allow_unsupported_nodes),
+            tables=support_of(tuple(path for path in there if path in tables and path.is_file())),
+            looked_at=there,
+            absent=tuple(path for path in looked_at if path not in there),
+        )
+
+
+def support_of(paths: tuple[Path, ...]) -> Source | None:
+    """Return the tables in *paths* as one source; None without any."""
+    # The index is in the name because the first table that lists an operator wins.
+    files = tuple(SourceFile(f"{index:03}_{path.name}", path) for index, path in enumerate(paths))
+    return Source("operator support", artifact_types.SUPPORT, files) if files else None
 
 
 def _target(context: ResolveContext, onnx: OnnxFile | None) -> Target:

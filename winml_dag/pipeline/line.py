@@ -119,7 +119,7 @@ class Line:
                 yield self._taken(node)
 
     def _rounds(self) -> Iterator[Node]:
-        """Yield optimize and analyze, as often as the search may need; see :mod:`winml_dag.pipeline.stageconfigs`."""
+        """Yield optimize and analyze, as often as the search may need; see :mod:`winml_dag.pipeline.decisions`."""
         build, model = self._build, self._artifacts.get("model")
         optimize, analyze, search = build.chosen("optimize"), build.chosen("analyze"), build.search
         place = self._place(build.target) if analyze is not None and analyze.target.asks else HERE

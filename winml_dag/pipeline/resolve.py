@@ -25,7 +25,7 @@ from winml_dag.pipeline.model import Known, Model, find_model, user_script
 from winml_dag.pipeline.outputdir import has_only_stages, output_folder
 from winml_dag.pipeline.request import Request
 from winml_dag.pipeline.settings import settings_of
-from winml_dag.pipeline.stageconfigs import data_notices, search_notices, search_of
+from winml_dag.pipeline.stageconfigs import data_notices, search_notices
 from winml_dag.pipeline.variant import (
     Build,
     CompositeBuild,
@@ -144,7 +144,7 @@ def _resolve_one(context: ResolveContext, model: Model, component: Component | N
     if decided.onnx is None:
         lacks.look(_require_exporter)
     sdk = lacks.look(lambda: sdk_of(decided.context, decided.compiled))
-    target, search = decided.target, search_of(decided)
+    target = decided.target
     save_path = decided.calibration.save_path
     return Build(
         summary=BuildSummary(
@@ -162,7 +162,7 @@ def _resolve_one(context: ResolveContext, model: Model, component: Component | N
                 *data_notices(decided),
                 *lacks.notices,
                 *(() if lacks.found else _missing(target)),
-                *search_notices(decided, search),
+                *search_notices(decided),
                 *(_without_effect(decided, configs) if context.only is None else ()),
             ),
             declared=_own_stages(context.recipe),
@@ -171,7 +171,7 @@ def _resolve_one(context: ResolveContext, model: Model, component: Component | N
         sources=_sources(decided),
         looked_at=(*model.looked_at, *decided.calibration.looked_at, *decided.validation.looked_at),
         configs=configs,
-        search=search,
+        search=decided.search,
         save_ranges=None if save_path is None else SavePath(context.base.resolve(), save_path),
         declared=_declared(context.loaded),
         sdk=sdk,

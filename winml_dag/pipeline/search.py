@@ -3,7 +3,7 @@
 Unlike all other settings and notices of a build, it is only determined after all stages have run. This module is light
 on purpose: a build from the plan cache uses it, too.
 
-A build has as many rounds of optimize and analyze as its search may need (:mod:`winml_dag.pipeline.stageconfigs`). All
+A build has as many rounds of optimize and analyze as its search may need (:mod:`winml_dag.pipeline.decisions`). All
 rounds after the last one that adds something have the same keys as the previous round and cost nothing, so they are not
 reported. Only ids are compared, so this also works for plans from the plan cache.
 """

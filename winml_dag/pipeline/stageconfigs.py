@@ -7,21 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields as fields_of
-from pathlib import Path
 from typing import get_args
 
-from winml_dag.engine.stage import Skip, Source, SourceFile
+from winml_dag.engine.stage import Skip
 from winml_dag.ep.availability import can_be_asked, is_at_hand
 from winml_dag.ep.provider import compile_options, complete_options
 from winml_dag.ep.registry import CPU, Target
-from winml_dag.ep.support import rule_folder, table_paths
 from winml_dag.errors import RecipeError, UsageError
-from winml_dag.file_reading import before_reading
 from winml_dag.pipeline.context import ResolveContext
 from winml_dag.pipeline.data import not_validated
 from winml_dag.pipeline.decisions import Decisions, file_option_names, provider_options
 from winml_dag.pipeline.quantization import notices_of, quantize_configs
-from winml_dag.pipeline.search import Search
 from winml_dag.recipe.document import known_instead
 from winml_dag.recipe.fields import InputDimension
 from winml_dag.recipe.schema import Compile, Export, Validate
@@ -32,7 +28,7 @@ from winml_dag.stages.compile import CompileConfig, CompileFields
 from winml_dag.stages.export import ExportConfig, ExportFields, InputTensor, LoaderFields, RandomWeights
 from winml_dag.stages.finalize import FinalizeConfig, OffloadFields
 from winml_dag.stages.normalize import NormalizeConfig
-from winml_dag.stages.optimize import FILE, NOTHING, OptimizeConfig, OptimizeTarget, select
+from winml_dag.stages.optimize import OptimizeConfig, OptimizeTarget, select
 from winml_dag.stages.quality import Bounds, rounding
 from winml_dag.stages.quantize import QuantizeConfig
 from winml_dag.stages.samples import Columns
@@ -43,13 +39,8 @@ from winml_dag.stages.validate import CLASSIFYING_TASKS, ValidateConfig, Validat
 # From 21 on, uint16 QDQ is plain ONNX; 23 adds an Attention operator that QNN leaves on the CPU (1 graph became 4).
 DEFAULT_OPSET = 21
 
-# The name appears in reasons.
-BEGIN = Source("no capabilities", artifact_types.OPTIMIZATIONS, (SourceFile(FILE, NOTHING),))
 # Options that take time and do not change which operators a provider takes.
 SPEED_OPTIONS = frozenset({"htp_graph_finalization_optimization_mode"})
-# Each round adds two nodes to the graph, even if it discovers nothing.
-MOST_ROUNDS = 20
-
 # Fields that have no effect in a mode without ranges.
 _OF_RANGES = ("calibration_load_path", "calibration_save_path", "save_calibration")
 
@@ -170,7 +161,7 @@ def analyze(build: Decisions) -> AnalyzeConfig | Skip:
     if wanted is None and not build.recipe.auto:
         return Skip("auto is false in the recipe")
     # If a stage of the recipe changes the model in between, discoveries do not apply to the model that optimize reads.
-    proposes = build.runs("optimize") and _rounds(build.context) > 0 and "analyze" not in build.recipe.stages
+    proposes = build.runs("optimize") and build.rounds > 0 and "analyze" not in build.recipe.stages
     compiled = build.config("compile")
     options = complete_options(target, {}) if isinstance(compiled, Skip) else compiled.compile.provider_options
     optim = build.recipe.optim if build.runs("optimize") else {}
@@ -354,55 +345,6 @@ def finalize_config(context: ResolveContext, compiled: CompileConfig | Skip) -> 
     return FinalizeConfig()
 
 
-# --- The search for optimize capabilities that help on the target, as a fixed line of stages:
-#
-#     optimize.0 -> analyze.0 -> optimize.1 -> analyze.1 -> ... -> optimize.N -> analyze.N
-#
-# Every optimize reads the same model and, from the analyze before it, all capabilities discovered so far. If there are
-# no new ones, it has the same key as the previous optimize, and so do all later stages: a search that has converged is
-# a cache hit. The rest of the build reads the last optimize, and the last analyze judges it.
-
-
-def search_of(build: Decisions) -> Search:
-    """Return the search for the target.
-
-    Raises:
-        UsageError: when the folder for the user's own tables is not a folder.
-    """
-    config, target = build.config("analyze"), build.target
-    if isinstance(config, Skip):
-        return Search(BEGIN)
-    tables = table_paths(target, asks=config.target.asks)
-    # The file names in it decide which tables exist.
-    folder = None if config.target.asks else rule_folder(target)
-    looked_at = (*tables, *([] if folder is None else [folder]))
-    for path in looked_at:
-        before_reading(path)
-    there = tuple(path for path in looked_at if path.exists())
-    return Search(
-        begin=BEGIN,
-        rounds=_rounds(build.context) if config.analyze.propose else 0,
-        refuses_unsupported=not (build.overrides.allow_unsupported_nodes or build.recipe.allow_unsupported_nodes),
-        tables=support_of(tuple(path for path in there if path in tables and path.is_file())),
-        looked_at=there,
-        absent=tuple(path for path in looked_at if path not in there),
-    )
-
-
-def support_of(paths: tuple[Path, ...]) -> Source | None:
-    """Return the tables in *paths* as one source; None without any."""
-    # The index is in the name because the first table that lists an operator wins.
-    files = tuple(SourceFile(f"{index:03}_{path.name}", path) for index, path in enumerate(paths))
-    return Source("operator support", artifact_types.SUPPORT, files) if files else None
-
-
-def _rounds(context: ResolveContext) -> int:
-    now = context.overrides.max_optim_iterations
-    if now is not None and not 0 <= now <= MOST_ROUNDS:
-        raise UsageError(f"max_optim_iterations is a number from 0 to {MOST_ROUNDS}, not {now}.")
-    return context.recipe.max_optim_iterations if now is None else now
-
-
 def data_notices(build: Decisions) -> Iterator[str]:
     """Yield what the user should know of data and quantization before relying on the result."""
     given = build.calibration
@@ -421,8 +363,8 @@ def data_notices(build: Decisions) -> Iterator[str]:
         )
 
 
-def search_notices(build: Decisions, search: Search) -> Iterator[str]:
-    if build.runs("analyze") and not build.config("analyze").target.asks and search.tables is None:
+def search_notices(build: Decisions) -> Iterator[str]:
+    if build.runs("analyze") and not build.config("analyze").target.asks and build.search.tables is None:
         yield (
             f"There is no table of what {build.target.ep.name} ({build.target.device}) takes, and it is not installed"
             " here, so nothing can be said of the model's operators, and no optimizations are proposed."
