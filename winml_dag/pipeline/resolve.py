@@ -132,11 +132,8 @@ def _resolve_one(context: ResolveContext, model: Model, component: Component | N
         recipe, overrides = recipe_of(context.recipe, component), replace(context.overrides, task=None)
         context = replace(context, recipe=recipe, overrides=overrides)
     decided = Decisions(context.with_settings(), model)
-    configs = {stage: decided.config(stage) for stage in LINE}
-    if not context.wants("compile"):
-        configs["compile"] = Skip("this command does not compile")
     if decided.model_kind == artifact_types.COMPILED_MODEL:
-        _refuse_stages(decided, configs)
+        _refuse_stages(decided)
     lacks = _Lacks(refuse=context.runs)
     if decided.compiled is not None:
         otherwise = "" if context.overrides.compile else "Or leave compiling to such a machine: --no-compile."
@@ -144,6 +141,9 @@ def _resolve_one(context: ResolveContext, model: Model, component: Component | N
     if decided.onnx is None:
         lacks.look(_require_exporter)
     sdk = lacks.look(lambda: sdk_of(decided.context, decided.compiled))
+    configs = {stage: decided.config(stage) for stage in LINE}
+    if not context.wants("compile"):
+        configs["compile"] = Skip("this command does not compile")
     target = decided.target
     save_path = decided.calibration.save_path
     return Build(
@@ -221,12 +221,12 @@ class _Lacks:
             return None
 
 
-def _refuse_stages(decided: Decisions, configs: dict[str, Any]) -> None:
+def _refuse_stages(decided: Decisions) -> None:
     """Raise UsageError when a wanted stage would change the compiled model."""
+    assert decided.onnx is not None
     for stage, done in _DONE.items():
-        quantizes = stage == "calibrate" and not isinstance(decided.quant, Skip)
-        if decided.context.wants(stage) and (quantizes or not isinstance(configs[stage], Skip)):
-            assert decided.onnx is not None
+        changes = decided.runs(stage) if stage in ("compile", "optimize") else not isinstance(decided.quant, Skip)
+        if changes and decided.context.wants(stage):
             raise UsageError(
                 f"{decided.onnx.path} is a compiled model: its EPContext nodes hold the binary of"
                 f" {decided.onnx.target.ep.name}, which cannot be {done}.",
