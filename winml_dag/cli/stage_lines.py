@@ -17,7 +17,6 @@ from winml_dag.pipeline.stageresults import (
     CompileResult,
     QuantizeStep,
     compile_result,
-    quantize_result,
 )
 from winml_dag.stages.quality import Quality
 from winml_dag.store.quantities import counted, size_text
