@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from google.protobuf.message import DecodeError, EncodeError, Message  # type: ignore[import-untyped]
-from onnx import AttributeProto, ModelProto, TensorProto, numpy_helper
+from onnx import AttributeProto, ModelProto, TensorProto, numpy_helper, shape_inference
 
-from winml_dag.errors import InputError
+from winml_dag.errors import InputError, StageError
+from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.facts import STANDARD_DOMAIN, byte_size, dtype_name
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.inspect import EXTERNAL_DATA_THRESHOLD
@@ -99,6 +100,21 @@ def use_short_domain(model: ModelProto) -> None:
     for element in (element for group in named for element in group):
         if element.domain == STANDARD_DOMAIN:
             element.domain = ""
+
+
+def with_shapes(model: ModelProto, *, data_prop: bool = False) -> ModelProto:
+    """Return *model* with all types and shapes that onnx infers.
+
+    Raises:
+        StageError: those that it states contradict each other.
+    """
+    try:
+        return shape_inference.infer_shapes(model, data_prop=data_prop)
+    except shape_inference.InferenceError as error:
+        raise StageError(
+            f"The shapes that the model states contradict each other: {explanation(error)}.",
+            advice="Take the wrong shapes out of its value_info and outputs, or export it again.",
+        ) from error
 
 
 def resave(source: Path, destination: Path) -> None:

@@ -36,6 +36,15 @@ def graphs_of(graph: GraphProto) -> Iterator[GraphProto]:
     yield from graphs_inside(graph.node)
 
 
+def nodes_of(graph: GraphProto) -> Iterator[NodeProto]:
+    """Yield the nodes of *graph*, each followed by those of its subgraphs."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for inner in subgraphs(attribute):
+                yield from nodes_of(inner)
+
+
 def read_inside(nodes: Iterable[NodeProto]) -> set[str]:
     """Return names that the subgraphs of *nodes* read, including names of their own values."""
     inner = list(graphs_inside(nodes))

@@ -16,10 +16,9 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensor
 
 from winml_dag.ep.session import open_session
 from winml_dag.errors import StageError
-from winml_dag.explanation import explanation
-from winml_dag.onnxmodel.files import load_model, save_model
+from winml_dag.onnxmodel.files import load_model, save_model, with_shapes
 from winml_dag.onnxmodel.inspect import inspect_model
-from winml_dag.onnxmodel.protos import Naming, distinct_names, graphs_inside, graphs_of, subgraphs
+from winml_dag.onnxmodel.protos import Naming, distinct_names, graphs_inside, graphs_of, nodes_of, subgraphs
 from winml_dag.stages.mask_clamping import clamp_certain
 from winml_dag.stages.normalize.forms import normalize_forms
 
@@ -61,8 +60,7 @@ def _put_out_through_nodes(graph: GraphProto, naming: Naming) -> None:
         return
     for tensor in graph.initializer:
         tensor.name = renamed.get(tensor.name, tensor.name)
-    nodes: list[NodeProto] = [node for each in graphs_of(graph) for node in each.node]
-    for node in nodes:
+    for node in nodes_of(graph):
         node.input[:] = [renamed.get(name, name) for name in node.input]
     for name, constant in renamed.items():
         graph.node.append(helper.make_node("Identity", [constant], [name], name=f"{name}/output"))
@@ -126,9 +124,9 @@ def typed(model: ModelProto, path: Path, *, finite: bool) -> tuple[ModelProto, i
     distinct_names(model)
     plain_constants(model)
     _forget_initializer_shapes(model.graph)
-    model = _with_shapes(model)
+    model = with_shapes(model)
     if normalize_forms(model, path, to_integers=finite):
-        model = _with_shapes(model)
+        model = with_shapes(model)
     clamped = clamp_certain(model, path) if finite else 0
     unknown = _outputs_without_type(model.graph)
     if unknown:
@@ -139,16 +137,6 @@ def typed(model: ModelProto, path: Path, *, finite: bool) -> tuple[ModelProto, i
             advice="Build it with precision fp32, which leaves it as it is.",
         )
     return model, clamped
-
-
-def _with_shapes(model: ModelProto) -> ModelProto:
-    try:
-        return onnx.shape_inference.infer_shapes(model)
-    except onnx.shape_inference.InferenceError as error:
-        raise StageError(
-            f"The shapes that the model states contradict each other: {explanation(error)}.",
-            advice="Take the wrong shapes out of its value_info and outputs, or export it again.",
-        ) from error
 
 
 def _forget_initializer_shapes(graph: GraphProto) -> None:

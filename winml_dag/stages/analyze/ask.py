@@ -25,7 +25,7 @@ from winml_dag.ep.support import Level, Verdict
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.facts import CHANNEL_AXES, QDQ, byte_size
-from winml_dag.onnxmodel.protos import read_inside, subgraphs, without_data, without_weights
+from winml_dag.onnxmodel.protos import nodes_of, read_inside, subgraphs, without_data, without_weights
 from winml_dag.stages.analyze import AnalyzeConfig, QuantizedTo
 from winml_dag.stages.analyze.judging import RUNS
 
@@ -55,7 +55,7 @@ def ask(path: Path, config: AnalyzeConfig, stay_float: Collection[int]) -> list[
     """
     target = config.target.resolve()
     model = onnx.load(path, load_external_data=False)
-    nodes = list(_nodes(model.graph))
+    nodes = list(nodes_of(model.graph))
     names = [node.name or next(iter(node.output), "") for node in nodes]
     for number, node in enumerate(nodes):
         node.name = _NAME.format(number)
@@ -86,14 +86,6 @@ def ask(path: Path, config: AnalyzeConfig, stay_float: Collection[int]) -> list[
         else RUNS
         for node in nodes
     ]
-
-
-def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for inner in subgraphs(attribute):
-                yield from _nodes(inner)
 
 
 def _prepared(
@@ -236,7 +228,7 @@ def _load(
             return refused, session_for(model, target, settings)
         except Exception as error:
             found = onnx.load(model, load_external_data=False)
-            names = set(_refused_by(str(error), list(_nodes(found.graph))))
+            names = set(_refused_by(str(error), list(nodes_of(found.graph))))
             if not names:
                 raise
             refused |= dict.fromkeys(names, explanation(error))
@@ -259,7 +251,7 @@ def _take_out(graph: GraphProto, names: Collection[str]) -> None:
     """Replace the nodes with *names*, and those that contain them, by inputs."""
     kept, removed = list[NodeProto](), list[NodeProto]()
     for node in graph.node:
-        inside = {each.name for attribute in node.attribute for sub in subgraphs(attribute) for each in _nodes(sub)}
+        inside = {each.name for attribute in node.attribute for sub in subgraphs(attribute) for each in nodes_of(sub)}
         (removed if names & {node.name, *inside} else kept).append(node)  # type: ignore[operator]
     types = {value.name: value for value in (*graph.value_info, *graph.output)}
     for name in (name for node in removed for name in node.output if name):

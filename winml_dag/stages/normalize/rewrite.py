@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from winml_dag.onnxmodel.facts import standard_opset
 from winml_dag.onnxmodel.feeds import INPUTS_KEY, model_inputs, random_feeds, write_io_specs
 from winml_dag.onnxmodel.files import EXTERNAL_TENSOR_MINIMUM, load_model, save_model
 from winml_dag.onnxmodel.inspect import UNKNOWN_DIMENSION, inspect_model
-from winml_dag.onnxmodel.protos import graphs_of, without_data
+from winml_dag.onnxmodel.protos import graphs_of, nodes_of, without_data
 from winml_dag.stages.normalize import FIRST_OPSET, NormalizeConfig
 
 # The opset is raised with onnx's converter. What it loses is restored, and outputs have to stay equal: it drops the
@@ -102,7 +102,7 @@ def _converted(model: ModelProto, version: int) -> ModelProto:
     whole = onnx.shape_inference.infer_shapes(model, data_prop=True)
     large = _without_large(whole.graph)
     converted = onnx.version_converter.convert_version(whole, version)
-    for node in _nodes(converted):
+    for node in nodes_of(converted.graph):
         if node.op_type == "Resize" and standard_opset(model) < _MODES_OF_RESIZE:
             # The only mode of Resize and Upsample before; the converter leaves today's default, which differs.
             _set_attributes(node, coordinate_transformation_mode="asymmetric", nearest_mode="floor")
@@ -112,11 +112,6 @@ def _converted(model: ModelProto, version: int) -> ModelProto:
     _carry_metadata(model, converted)
     converted.ir_version = ir_version_for(converted)
     return onnx.shape_inference.infer_shapes(converted, data_prop=True)
-
-
-def _nodes(model: ModelProto) -> Iterator[NodeProto]:
-    for graph in graphs_of(model.graph):
-        yield from graph.node
 
 
 def _without_large(graph: GraphProto) -> dict[str, TensorProto]:
@@ -140,8 +135,8 @@ def _set_attributes(node: NodeProto, **values: str) -> None:
 
 def _carry_metadata(before: ModelProto, after: ModelProto) -> None:
     """Restore what the converter drops: metadata of nodes and of the graph, and quantization annotations."""
-    by_output = {node.output[0]: node for node in _nodes(before) if node.output}
-    for node in _nodes(after):
+    by_output = {node.output[0]: node for node in nodes_of(before.graph) if node.output}
+    for node in nodes_of(after.graph):
         owner = by_output.get(node.output[0]) if node.output else None
         if owner is not None and not node.metadata_props:
             node.metadata_props.extend(owner.metadata_props)

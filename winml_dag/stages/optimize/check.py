@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnx import NodeProto
 
 from winml_dag.onnxmodel.inspect import inspect_model
-from winml_dag.onnxmodel.protos import graphs_of
+from winml_dag.onnxmodel.protos import nodes_of
 from winml_dag.recipe.capabilities import CATALOG
 from winml_dag.stages.optimize import OptimizeTarget, Selection, select
 from winml_dag.stages.optimize.apply import apply_capabilities, refuse_unfit
@@ -114,12 +114,7 @@ def _compared(name: str, before: Path, after: Path, *, on: bool) -> Change:
 def _nodes(path: Path) -> Counter[tuple[NodeName, bytes]]:
     """All nodes, by name and content. A Constant counts as part of the nodes that read it."""
     model = onnx.load(path, load_external_data=False)
-    return Counter(
-        (_named(node), _content(node))
-        for graph in graphs_of(model.graph)
-        for node in graph.node
-        if node.op_type != "Constant"
-    )
+    return Counter((_named(node), _content(node)) for node in nodes_of(model.graph) if node.op_type != "Constant")
 
 
 def _named(node: NodeProto) -> NodeName:

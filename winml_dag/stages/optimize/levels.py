@@ -21,10 +21,10 @@ from winml_dag.ep.session import open_session, unread_version
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.facts import standard_opset
-from winml_dag.onnxmodel.files import use_short_domain
+from winml_dag.onnxmodel.files import use_short_domain, with_shapes
 from winml_dag.onnxmodel.graph import all_graphs, all_nodes
 from winml_dag.onnxmodel.graphfile import read_model
-from winml_dag.onnxmodel.protos import Naming, graphs_of, read_inside, rename_values
+from winml_dag.onnxmodel.protos import Naming, graphs_of, nodes_of, read_inside, rename_values
 from winml_dag.stages.optimize import PORTABLE
 
 _PORTABLE_LEVEL = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
@@ -110,10 +110,7 @@ def to_portable_level(
         if not keep_shapes:
             del graph.value_info[:]
     _rename_generated(model, _names_in(source))
-    try:
-        model = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    except onnx.shape_inference.InferenceError as error:
-        raise StageError(f"The shapes that the model states contradict each other: {explanation(error)}.") from error
+    model = with_shapes(model, data_prop=True)
     for graph in graphs_of(model.graph):
         _order_value_info(graph)
     onnx.save(model, destination)
@@ -206,8 +203,7 @@ def _cannot(source: Path, error: Exception) -> StageError:
 
 def _refuse_half_precision(model: ModelProto) -> None:
     """Refuse a model in which onnxruntime put casts around float16 operators, which would undo the half precision."""
-    nodes = (node for graph in graphs_of(model.graph) for node in graph.node)
-    if any(node.name.startswith(_INSERTED_CAST) for node in nodes):
+    if any(node.name.startswith(_INSERTED_CAST) for node in nodes_of(model.graph)):
         raise HalfPrecisionError(
             f"The model cannot be optimized: {IN_HALF_PRECISION}.",
             advice="Optimize the float32 model and set precision fp16, or set skip_optimize.",
