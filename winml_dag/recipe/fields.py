@@ -7,7 +7,7 @@ writes null itself: fields that default to null, and fields that contain other k
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from typing import Annotated, Literal, Self, TypeVar
 
@@ -91,8 +91,20 @@ def problem(message: str, at: tuple[str, ...] = ()) -> PydanticCustomError:
     return PydanticCustomError("recipe", "{message}", {"message": message, "at": at})
 
 
-def _null_is_empty(value: object) -> object:
-    return {} if value is None else value
+def replacing(written: object, meant: object) -> BeforeValidator:
+    """Return the validator that takes the value *written*, of the same type, for *meant*."""
+    return BeforeValidator(lambda value: meant if type(value) is type(written) and value == written else value)
+
+
+def known(noun: str, names: Collection[str]) -> AfterValidator:
+    """Return the validator that rejects a text that is none of *names*."""
+
+    def check(name: str) -> str:
+        if name not in names:
+            raise problem(f"unknown {noun}{known_instead(name, names)}")
+        return name
+
+    return AfterValidator(check)
 
 
 def _check_text(text: str) -> str:
@@ -114,12 +126,6 @@ def _check_precision(name: str) -> str:
         parse_precision(name)
     except UsageError as error:
         raise problem(error.message) from None
-    return name
-
-
-def _check_capability(name: str) -> str:
-    if name not in CATALOG:
-        raise problem(f"unknown capability{known_instead(name, CATALOG)}")
     return name
 
 
@@ -151,8 +157,8 @@ def _check_model_path(value: object) -> object:
 
 # A list in the file is a tuple here: only the container is lenient, its members are strict.
 ListOf = Annotated[tuple[T, ...], Strict(False)]
-MapOf = Annotated[Mapping[str, T], BeforeValidator(_null_is_empty)]
-OrEmpty = Annotated[T, BeforeValidator(_null_is_empty)]
+MapOf = Annotated[Mapping[str, T], replacing(None, {})]
+OrEmpty = Annotated[T, replacing(None, {})]
 
 # Arguments of a program: multiple lines and empty text are valid.
 Argument = Annotated[str, AfterValidator(_check_argument)]
@@ -165,7 +171,7 @@ PathOrId = Annotated[Text, PathMark.PATH_OR_ID]
 Count = Annotated[int, Field(gt=0, le=2**31 - 1)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 PrecisionName = Annotated[str, AfterValidator(_check_precision)]
-CapabilityName = Annotated[str, AfterValidator(_check_capability)]
+CapabilityName = Annotated[str, known("capability", CATALOG)]
 Dimension = Annotated[int | str, BeforeValidator(_number_or_name("a dimension", "a dynamic axis"))]
 Chip = Annotated[int | str, BeforeValidator(_number_or_name("the number of a chip", "a chip"))]
 Axis = Annotated[str, AfterValidator(_check_axis)]

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from winml_dag.recipe.document import Location, known_instead
-from winml_dag.recipe.fields import Count, ListOf, Section, Text, problem
+from winml_dag.recipe.fields import Count, ListOf, Section, Text, known, problem
 from winml_dag.recipe.sweep import clashes, filled, folder_problem, template_problem
 
 if TYPE_CHECKING:
@@ -123,12 +123,6 @@ def parse_bound(name: str, text: str) -> Bound:
     return Bound(name, measure.more_is_better, value, text)
 
 
-def _check_measure(name: str) -> str:
-    if name not in MEASURES:
-        raise problem(f"unknown measure{known_instead(name, MEASURES)}")
-    return name
-
-
 def _check_bound_text(value: object) -> object:
     if not isinstance(value, str):
         raise problem('expected a bound in quotes, such as ">=0.99" or "<=20MB"')
@@ -145,7 +139,7 @@ class Goal(Section):
 
     minimize: Literal["latency", "size"]
     subject_to: Mapping[
-        Annotated[str, AfterValidator(_check_measure)], Annotated[str, BeforeValidator(_check_bound_text)]
+        Annotated[str, known("measure", MEASURES)], Annotated[str, BeforeValidator(_check_bound_text)]
     ] = Field(default_factory=dict)
     per: ListOf[Text] | None = None
     folder: Text | None = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
-from pydantic import AliasChoices, BeforeValidator, Field, JsonValue, Strict, model_validator
+from pydantic import AliasChoices, Field, JsonValue, Strict, model_validator
 
 from winml_dag.recipe.fields import (
     Argument,
@@ -36,20 +36,15 @@ from winml_dag.recipe.fields import (
     Text,
     WeightType,
     problem,
+    replacing,
 )
-
-_SPLIT = "validation"
-
-
-def _default_split(value: object) -> object:
-    """Replace the null that winml-cli's configurations have for a data set with the usual split."""
-    return _SPLIT if value is None else value
 
 
 class Dataset(Section):
     path: PathOrId | None = None
     name: Text | None = None
-    split: Annotated[Text, BeforeValidator(_default_split)] = _SPLIT
+    # winml-cli's configurations have null here.
+    split: Annotated[Text, replacing(None, "validation")] = "validation"
     samples: Count = 100
     shuffle: bool = True
     seed: Seed = 42
@@ -148,10 +143,6 @@ class RandomWeights(Section):
     config: MapOf[JsonValue] = Field(default_factory=dict)
 
 
-def _unfold_random_weights(value: object) -> object:
-    return {True: {}, False: None}[value] if isinstance(value, bool) else value
-
-
 class Loader(Section):
     """The source of the PyTorch model.
 
@@ -166,7 +157,7 @@ class Loader(Section):
     trust_remote_code: bool = False
     path: PathOrId | None = None
     revision: Text | None = None
-    random_weights: Annotated[RandomWeights | None, BeforeValidator(_unfold_random_weights)] = None
+    random_weights: Annotated[RandomWeights | None, replacing(True, {}), replacing(False, None)] = None
 
 
 class InputTensor(Section):
@@ -212,10 +203,6 @@ class Export(Section):
     shape_config: Mapping[Text, Count] | None = None
 
 
-def _current_mode(value: object) -> object:
-    return "static" if value == "qdq" else value
-
-
 class NodeOverride(Section):
     """The types of some nodes that differ from the default. Not in winml-cli."""
 
@@ -233,7 +220,7 @@ class Quant(Section):
     and precision (uint8 and false in winml-cli).
     """
 
-    mode: Annotated[Literal["static", "dynamic", "rtn", "fp16"], BeforeValidator(_current_mode)] = "static"
+    mode: Annotated[Literal["static", "dynamic", "rtn", "fp16"], replacing("qdq", "static")] = "static"
     samples: Count = Field(default=10, validation_alias=AliasChoices("samples", "calibration_samples"))
     calibration_method: Literal["minmax", "entropy", "percentile"] = "minmax"
     calibration_data: PathText | None = None
