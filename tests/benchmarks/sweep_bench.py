@@ -50,13 +50,17 @@ def added(costs: Iterable[Cost], kept: int = 0) -> Cost:
 
 
 class Bench:
-    """A folder with `sweeps/small` that only builds, and the same sweep with one field edited."""
+    """A folder with `sweeps/small`, of *keep* alone, that only builds, and the same with one field edited."""
 
-    def __init__(self, folder: Path, filters: Sequence[str], remote: str = "") -> None:
+    def __init__(self, folder: Path, keep: Mapping[str, Sequence[str]], remote: str = "") -> None:
         self._folder, self._remote = folder, remote
-        self._filters = [word for choice in filters for word in ("--filter", choice)]
         sweep = yaml.safe_load((ROOT / "recipes" / "sweeps" / "small.yaml").read_text(encoding="utf-8"))
         sweep = {name: value for name, value in sweep.items() if name not in ("measure", "goal", "search")}
+        for axis, names in keep.items():
+            values = sweep["matrix"][axis]
+            sweep["matrix"][axis] = [
+                each for each in values if (each["name"] if isinstance(each, dict) else each) in names
+            ]
         edit = {"when": {"precision": _EDITED}, "quant": {"samples": sweep.get("quant", {}).get("samples", 10) + 1}}
         self.sweep, self.edited = folder / "sweep.yaml", folder / "edited.yaml"
         self.sweep.write_text(yaml.safe_dump(sweep, sort_keys=False), encoding="utf-8")
@@ -64,13 +68,13 @@ class Bench:
         self.edited.write_text(yaml.safe_dump(edited, sort_keys=False), encoding="utf-8")
 
     def cells(self) -> list[str]:
-        planned, _ = self._run("none", ["plan", "-c", str(self.sweep), *self._filters])
+        planned, _ = self._run("none", ["plan", "-c", str(self.sweep)])
         return [build["name"] for build in planned["builds"] if build.get("stages")]
 
     def build(self, machine: str, recipe: Path, *options: str, cell: str = "", remote: bool = True) -> Cost:
         """Build *recipe*, or only its *cell*, with the cache and the output folder of *machine*."""
         out = str(self._folder / machine / "out")
-        chosen = ["--filter", cell] if cell else self._filters
+        chosen = ["--filter", cell] if cell else []
         told, cost = self._run(machine, ["build", "-c", str(recipe), "-o", out, *options, *chosen], remote=remote)
         assert not told["failed"], told["failed"]
         stages = [stage for cell in told["cells"] for stage in cell["stages"] if stage["status"] == "ran"]
@@ -80,7 +84,7 @@ class Bench:
         return Cost(cost.wall, cost.processor, len(ran), exports, stored, told.get("remote", {}))
 
     def pull_and_build(self, machine: str) -> Cost:
-        words = ["cache", "pull", "-c", str(self.sweep), "--all-blobs", *self._filters]
+        words = ["cache", "pull", "-c", str(self.sweep), "--all-blobs"]
         told, pulled = self._run(machine, words)
         built = self.build(machine, self.sweep)
         traffic = {name: count + built.traffic[name] for name, count in told["remote"].items()}
@@ -188,17 +192,21 @@ def main() -> None:
     parser.add_argument("what", choices=["sweep", "ci"])
     parser.add_argument("--smoke", action="store_true")
     asked = parser.parse_args()
-    filters = ["precision=fp32,w8a8", "model=bert", "target=cpu"] if asked.smoke else []
+    keep: dict[str, Sequence[str]] = {}
+    if asked.smoke:
+        keep = {"precision": ("fp32", "w8a8"), "model": ("bert",), "target": ("cpu",)}
+    elif asked.what == "sweep":
+        keep = {"precision": ("fp32", "w8a8", "w8a16")}
     with tempfile.TemporaryDirectory(prefix="winml-dag-bench-") as name:
         folder = Path(name).resolve()
         if asked.what == "sweep":
-            texts = sweep_tables(Bench(folder, filters or ["precision=fp32,w8a8,w8a16"]))
+            texts = sweep_tables(Bench(folder, keep))
         else:
             sys.path.append(str(ROOT / "tests"))
             from servers.nginx import nginx_server
 
             with nginx_server(folder / "nginx") as server:
-                texts = ci_table(Bench(folder, filters, server.url))
+                texts = ci_table(Bench(folder, keep, server.url))
     publish(texts, writes=not asked.smoke)
 
 
