@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 # Device names of Windows, with any extension: opening one never opens a file.
 _DEVICE = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|com[0-9¹²³]|lpt[0-9¹²³])(\..*)?", re.IGNORECASE)
@@ -15,6 +16,7 @@ _DEVICE = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|com[0-9¹²³]|lpt[0-9�
 _FORBIDDEN = re.compile(r'[\x00-\x1f<>:"|?*\\/\ud800-\udfff]')
 
 
+@lru_cache(maxsize=4096)
 def is_safe_part(part: str) -> bool:
     """Whether *part*, one part of a relative path, names a file or folder inside its parent on every system."""
     # This covers ".", ".." and names that end with a dot or a blank, which Windows drops.

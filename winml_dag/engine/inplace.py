@@ -74,19 +74,17 @@ class InPlace:
         self.put_files: dict[Path, FileEntry] = {}
         self.removed: list[Path] = []
 
-    def is_right(self, path: str, file: FileEntry) -> bool:
-        """Whether *path* has the bytes of *file*."""
+    def is_right(self, path: str, file: FileEntry, found: Signature | None = None) -> bool:
+        """Whether *path* has the bytes of *file*. *found*: its signature, if the caller has just determined it."""
         try:
-            found = signature_of(path)
+            found = found or signature_of(path)
         except (FileNotFoundError, NotADirectoryError):
             return False
         if file.executable and not os.access(path, os.X_OK):
             return False
         if self._right.get(path) == (found, file.digest):
             return True
-        if found is None or found[0] != file.size:
-            return False
-        if self._digest(path, file) != file.digest:
+        if found is None or found[0] != file.size or self._digest(path, file) != file.digest:
             return False
         self._note(path, found, file.digest)
         return True
@@ -141,7 +139,9 @@ class InPlace:
             raise StoreError(message, advice=advice) from cause
 
     def _put_without_links(self, below: Below, file: FileEntry) -> None:
-        self._refuse(below, file.name)
+        # Nearly always nothing is there, and then the move refuses links on the way.
+        if os.path.lexists(f"{below.folder}{os.sep}{file.name}"):
+            self._refuse(below, file.name)
         if below.folder not in self._swept:
             below.make_folder(KEPT)
             _sweep(below)

@@ -54,7 +54,7 @@ class WatchedFile:
             and _is_same_way(self.way, _way(self.start, self.path))
             # A file that changed just before it was first checked could have changed again without a different
             # signature.
-            and in_place.is_right(self.path, self.file)
+            and in_place.is_right(self.path, self.file, self.seen)
         ):
             raise changed(self.path)
 
@@ -86,7 +86,7 @@ def watch_file(path: str, file: FileEntry, in_place: InPlace, folder: Path) -> W
     """
     start = f"{folder}{os.sep}" if path.startswith(f"{folder}{os.sep}") else ""
     way, seen = _way(start, path), _signature(path)
-    if seen is None or not in_place.is_right(path, file):
+    if seen is None or not in_place.is_right(path, file, seen):
         raise changed(path)
     return WatchedFile(path, file, seen, way, start)
 
