@@ -28,7 +28,7 @@ from winml_dag.errors import StageError, UsageError
 from winml_dag.pipeline.uptodate import CurrentPlan, check, log_use
 
 if TYPE_CHECKING:
-    from winml_dag.engine.sandbox import FileAccess
+    from winml_dag.engine.stage import FileAccess
     from winml_dag.pipeline.buildgraph import BuildSummary
     from winml_dag.pipeline.buildresult import BuildResult
     from winml_dag.pipeline.request import Request
@@ -189,7 +189,8 @@ def command(**options: Any) -> int:
 
 
 def _access(*, sandbox: bool, check_inputs: bool) -> FileAccess:
-    from winml_dag.engine.sandbox import FileAccess, find_tracer
+    from winml_dag.engine.sandbox import find_tracer
+    from winml_dag.engine.stage import FileAccess
 
     if sandbox and check_inputs:
         raise UsageError("--sandbox and --check-inputs exclude each other.", advice="Use one of them.")

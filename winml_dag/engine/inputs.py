@@ -15,8 +15,7 @@ from pathlib import Path
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.inplace import InPlace, placed_in
 from winml_dag.engine.job import Job
-from winml_dag.engine.sandbox import FileAccess
-from winml_dag.engine.stage import Node, Source, SourceFile
+from winml_dag.engine.stage import FileAccess, Node, Source, SourceFile
 from winml_dag.engine.watch import Watched, WatchedFile, changed, watch_file, watch_folders, watch_tool
 from winml_dag.errors import StageError
 from winml_dag.store.artifact import Artifact, FileEntry

@@ -34,8 +34,8 @@ from winml_dag.engine.inputs import Preparer
 from winml_dag.engine.job import LOG_FILE, Executor, Job, Outcome, log_tail, shorten_log
 from winml_dag.engine.plan import Reuse, Run
 from winml_dag.engine.progress import Watch
-from winml_dag.engine.sandbox import FileAccess, check_done, explain
-from winml_dag.engine.stage import Node
+from winml_dag.engine.sandbox import check_done, explain
+from winml_dag.engine.stage import FileAccess, Node
 from winml_dag.errors import Interrupted, WinmlDagError
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.blobs import BlobDamaged

@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from enum import StrEnum
 from functools import cache
 from pathlib import Path
 
@@ -52,16 +51,6 @@ _NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 _WORD = re.compile(r"[^\s'\"`:,;()\[\]{}<>|&=*?!]+")
 # Maximum number of files named in a log that are reported; more would be a listing.
 _MOST_IN_A_LOG = 5
-
-
-class FileAccess(StrEnum):
-    """How a user's stage accesses files."""
-
-    FREE = "free"
-    # Only declared inputs can be read: see :func:`confined`.
-    SANDBOX = "sandbox"
-    # Everything can be read, but reading an undeclared file fails the stage.
-    TRACE = "trace"
 
 
 @cache

@@ -13,6 +13,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -93,6 +94,16 @@ class Stage:
     published: Mapping[str, str] = field(default_factory=dict)
 
 
+class FileAccess(StrEnum):
+    """How a user's stage accesses files."""
+
+    FREE = "free"
+    # Only declared inputs can be read.
+    SANDBOX = "sandbox"
+    # Everything can be read, but reading an undeclared file fails the stage.
+    TRACE = "trace"
+
+
 @dataclass(frozen=True)
 class Skip:
     """Instead of a config: why a build skips the stage. ``listed``: whether reports show it as skipped."""
@@ -131,7 +142,7 @@ class Node:
             part of the key. None for a stage whose outputs stay in the cache until the whole build is assembled.
         paths: by output slot the declared file (``build/notes.txt``) or folder (``build/model/``); part of the key
             through the config.
-        surroundings: what the work needs to know of this machine, such as the folder of an SDK. Not part of the key:
+        machine_facts: what the work needs to know of this machine, such as the folder of an SDK. Not part of the key:
             whatever affects the bytes is in the toolchain.
         interpreter: the Python of another environment that does the work; None for the current one. Not part of the
             key: the packages installed there are, through the toolchain.

@@ -19,7 +19,6 @@ from winml_dag.pipeline.model import Model, ModelFolder, find_processor_folder
 from winml_dag.recipe.load import resolve_path
 from winml_dag.recipe.schema import Quant
 from winml_dag.stages import artifact_types
-from winml_dag.stages.calibrate import RANGES_FILE
 from winml_dag.stages.samples import IMAGE_COLUMN, SUFFIXES, TABLES, TEXT_COLUMNS, kind_of
 
 # Packages that read each kind of data, and the extra that installs them.
@@ -177,7 +176,7 @@ def _ranges(context: ResolveContext, quant: Quant) -> Source:
                 f"{'data and no seed' if found is None else found}. "
                 f"Calibrate again, or take {name} away."
             )
-    return Source("activation ranges", artifact_types.RANGES, (SourceFile(RANGES_FILE, path),))
+    return Source("activation ranges", artifact_types.RANGES, (SourceFile(artifact_types.RANGES_FILE, path),))
 
 
 def _found_with(path: Path) -> Mapping[str, object]:

@@ -17,8 +17,7 @@ from winml_dag.canonical import JsonObject
 from winml_dag.errors import StoreError
 from winml_dag.pipeline.buildgraph import BuildGraph, prefixed
 from winml_dag.pipeline.search import round_of
-from winml_dag.stages.calibrate import RANGES_FILE
-from winml_dag.stages.sensitivity import PICTURE_FILE, REPORT_FILE
+from winml_dag.stages import artifact_types
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import digest_file
 
@@ -34,9 +33,9 @@ QUANTIZED = "quantized.onnx"
 HIERARCHY = "export_htp_metadata.json"
 MANIFEST = "build_manifest.json"
 BUILD_CONFIG = "winml_build_config.json"
-RANGES = RANGES_FILE
+RANGES = artifact_types.RANGES_FILE
 # Files next to a single quantized model, named after it.
-REPORTS = (REPORT_FILE, PICTURE_FILE)
+REPORTS = (artifact_types.SENSITIVITY_FILE, artifact_types.SENSITIVITY_PICTURE)
 
 
 def is_builtin(node: Node) -> bool:

@@ -19,7 +19,7 @@ from winml_dag.engine import events
 from winml_dag.engine.events import Observer, PassingOn, ReadProgress, Reason, Silent, StageResult, Status
 from winml_dag.engine.graph import Graph, Merged, Part, merge
 from winml_dag.engine.plan import dry_run, prefetch, remembered_name
-from winml_dag.engine.sandbox import FileAccess
+from winml_dag.engine.stage import FileAccess
 from winml_dag.errors import StoreError, WinmlDagError
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.blobs import BlobDamaged

@@ -21,12 +21,14 @@ COMPILED_MODEL = "compiled onnx"  # has EPContext nodes with an execution provid
 COMPILED_MODELS = "compiled onnx models"  # several that share one binary
 
 RANGES = "activation ranges"
+RANGES_FILE = "calibration_ranges.json"
 OPTIMIZATIONS = "optimizations"  # one file optimizations.json: {capability: true} for each that analyze discovered
 SUPPORT = "operator support"  # tables of how execution providers support operators
 ANALYSIS = "analysis"
 HIERARCHY = "module hierarchy"
 VALIDATION = "validation report"
 SENSITIVITY = "sensitivity report"
+SENSITIVITY_FILE, SENSITIVITY_PICTURE = "sensitivity.json", "sensitivity.png"
 EVALUATION = "evaluation report"
 PERFORMANCE = "performance report"
 PICTURE = "picture"

@@ -14,9 +14,8 @@ from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.execute import LocalExecutor
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.inplace import InPlace, list_folder
-from winml_dag.engine.sandbox import FileAccess
 from winml_dag.engine.schedule import RunOptions
-from winml_dag.engine.stage import Command, InputSlot, Node, Source, SourceFile, Stage
+from winml_dag.engine.stage import Command, FileAccess, InputSlot, Node, Source, SourceFile, Stage
 from winml_dag.store.digest import digest_file
 from winml_dag.store.store import Store
 

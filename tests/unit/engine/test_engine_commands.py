@@ -13,8 +13,7 @@ from projects import Project
 
 from winml_dag.engine.command import fill
 from winml_dag.engine.events import Status
-from winml_dag.engine.sandbox import FileAccess
-from winml_dag.engine.stage import Workspace
+from winml_dag.engine.stage import FileAccess, Workspace
 from winml_dag.engine.worker import call
 from winml_dag.errors import StageError
 from winml_dag.store.store import Store

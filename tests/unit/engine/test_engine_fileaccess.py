@@ -10,7 +10,8 @@ import pytest
 from projects import Project
 
 from winml_dag.engine.events import Status
-from winml_dag.engine.sandbox import FileAccess, find_tracer
+from winml_dag.engine.sandbox import find_tracer
+from winml_dag.engine.stage import FileAccess
 from winml_dag.errors import UsageError
 from winml_dag.store.store import Store
 

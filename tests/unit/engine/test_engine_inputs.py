@@ -10,8 +10,7 @@ import pytest
 from projects import Project
 
 from winml_dag.engine.inputs import _lies_in, _source_text
-from winml_dag.engine.sandbox import FileAccess
-from winml_dag.engine.stage import Source, SourceFile
+from winml_dag.engine.stage import FileAccess, Source, SourceFile
 from winml_dag.store.store import Store
 
 FOLDERS = [PurePosixPath("/home/me/project"), PureWindowsPath("C:\\Users\\me\\project")]

@@ -10,7 +10,7 @@ from projects import Project
 
 from winml_dag.engine import sandbox
 from winml_dag.engine.events import Status
-from winml_dag.engine.sandbox import FileAccess
+from winml_dag.engine.stage import FileAccess
 from winml_dag.store.store import Store
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the commands are those of a POSIX shell")

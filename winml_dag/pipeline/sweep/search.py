@@ -25,7 +25,8 @@ from winml_dag.recipe.goal import Search
 from winml_dag.recipe.load import LoadedRecipe
 from winml_dag.recipe.precision import SIXTEEN_BITS
 from winml_dag.recipe.schema import Quant
-from winml_dag.stages.sensitivity import RELIEF, REPORT_FILE
+from winml_dag.stages.artifact_types import SENSITIVITY_FILE
+from winml_dag.stages.sensitivity import RELIEF
 from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
@@ -294,7 +295,7 @@ def _ranked(ended: Ended[Measurement], keepings: tuple[Keeping, ...], store: Sto
     try:
         with tempfile.TemporaryDirectory(prefix="winml-dag-ranking-", ignore_cleanup_errors=True) as name:
             store.fetch(record.outputs["report"], Path(name))
-            report = json.loads((Path(name) / REPORT_FILE).read_text(encoding="utf-8"))
+            report = json.loads((Path(name) / SENSITIVITY_FILE).read_text(encoding="utf-8"))
             return Ranked(tuple(str(node["node"]) for node in report["nodes"]), keepings)
     except (StoreError, OSError, ValueError, KeyError, TypeError) as error:
         return f"the ranking of its nodes cannot be read from the cache: {error}"

@@ -13,7 +13,6 @@ from winml_dag.engine.stage import InputSlot, Memory, Stage
 from winml_dag.stages import artifact_types
 
 # The ranges also have this name in an output folder.
-RANGES_FILE = "calibration_ranges.json"
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ CALIBRATE = Stage(
         "processor": InputSlot(frozenset({artifact_types.PROCESSOR_FOLDER}), required=False),
     },
     outputs={"ranges": artifact_types.RANGES},
-    published={"ranges": RANGES_FILE},
+    published={"ranges": artifact_types.RANGES_FILE},
     packages=("onnxruntime", "onnx", "numpy"),
     memory=Memory(300 << 20, 3.0),
 )

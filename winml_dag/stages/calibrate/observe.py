@@ -23,7 +23,8 @@ from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.facts import MASK_MAGNITUDE, standard_opset
 from winml_dag.onnxmodel.feeds import model_inputs
-from winml_dag.stages.calibrate import RANGES_FILE, CalibrateConfig
+from winml_dag.stages.artifact_types import RANGES_FILE
+from winml_dag.stages.calibrate import CalibrateConfig
 from winml_dag.stages.float_model import float_tensors, refuse_unless_float, write_typed
 from winml_dag.stages.ranges import Provenance, Ranges, is_coarse, model_digest, normalizations
 from winml_dag.stages.samples import Columns

@@ -12,9 +12,6 @@ from winml_dag.engine.stage import InputSlot, Memory, Stage
 from winml_dag.stages import artifact_types
 from winml_dag.stages.quantize import QuantizeFields, QuantizeTarget
 
-REPORT_FILE = "sensitivity.json"
-PICTURE_FILE = "sensitivity.png"
-
 # How the worst nodes are treated, by field of the quant section, in messages.
 RELIEF: Mapping[str, str] = {"nodes_to_exclude": "in float", "node_overrides": "in 16 bits"}
 
@@ -67,7 +64,7 @@ SENSITIVITY = Stage(
         "processor": InputSlot(frozenset({artifact_types.PROCESSOR_FOLDER}), required=False),
     },
     outputs={"report": artifact_types.SENSITIVITY},
-    published={"report": REPORT_FILE},
+    published={"report": artifact_types.SENSITIVITY_FILE},
     packages=("onnxruntime", "onnx", "numpy", "onnx-ir", "matplotlib"),
     memory=Memory(250 << 20, 8.0),
 )

@@ -20,6 +20,7 @@ from winml_dag.onnxmodel.compare import class_scores
 from winml_dag.onnxmodel.feeds import model_inputs
 from winml_dag.onnxmodel.files import save_model
 from winml_dag.recipe.precision import SIXTEEN_BITS
+from winml_dag.stages.artifact_types import SENSITIVITY_FILE, SENSITIVITY_PICTURE
 from winml_dag.stages.figures import Feed, OutputFigures
 from winml_dag.stages.float_model import NOT_COMPUTING, refuse_unless_float, write_typed
 from winml_dag.stages.quantize import NodeTypes, QuantizeConfig, QuantizeFields
@@ -32,7 +33,7 @@ from winml_dag.stages.quantize.selection import by_default, identity, select
 from winml_dag.stages.ranges import Ranges
 from winml_dag.stages.samples import Columns
 from winml_dag.stages.samples.read import samples_to_validate
-from winml_dag.stages.sensitivity import PICTURE_FILE, RELIEF, REPORT_FILE, SensitivityConfig
+from winml_dag.stages.sensitivity import RELIEF, SensitivityConfig
 from winml_dag.stages.sensitivity.ranking import FloatModel, NodeCost, Reference, rank, run_session, worst_output
 from winml_dag.stages.sensitivity.replacement import (
     Replacement,
@@ -160,12 +161,12 @@ def run(config: SensitivityConfig, workspace: Workspace) -> JsonObject:
         "relief": [{"worst_nodes": relief.nodes, "by": relief.by, **_json(relief.worst)} for relief in reliefs],
     }
     folder = workspace.outputs["report"]
-    (folder / REPORT_FILE).write_text(canonical_json(report) + "\n", encoding="utf-8", newline="\n")
+    (folder / SENSITIVITY_FILE).write_text(canonical_json(report) + "\n", encoding="utf-8", newline="\n")
     has_picture = importlib.util.find_spec("matplotlib") is not None
     if has_picture:
         from winml_dag.stages.sensitivity.picture import draw
 
-        draw(costs, reliefs, RELIEF[reliefs[0].by], folder / PICTURE_FILE)
+        draw(costs, reliefs, RELIEF[reliefs[0].by], folder / SENSITIVITY_PICTURE)
     worst = costs[0]
     return {
         "nodes_ranked": len(costs),
