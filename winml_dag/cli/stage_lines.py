@@ -7,7 +7,6 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from winml_dag.cli import Note
-from winml_dag.ep.registry import CPU
 from winml_dag.onnxmodel.facts import QDQ
 from winml_dag.pipeline.commandresult import command_result, main_view
 from winml_dag.pipeline.layout import is_builtin
@@ -164,6 +163,8 @@ def _validated(result: BuildResult) -> Iterator[str]:
     records = (each.record for each in done if each.node.stage.name == "validate" and is_builtin(each.node))
     if (record := next(records, None)) is None:
         return
+    from winml_dag.ep.registry import CPU
+
     metrics: Mapping[str, Any] = record.metrics
     provider = metrics.get("execution_provider")
     where = f"validated on {provider} {metrics.get('device')}"

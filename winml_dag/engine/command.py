@@ -90,31 +90,21 @@ def temporary_environment(folder: str) -> dict[str, str]:
     return dict.fromkeys(("TMPDIR", "TEMP", "TMP"), folder)
 
 
-class Programs:
-    """Program paths, looked up once per name and search path."""
+def find_program(program: str, folder: Path, environment: Mapping[str, str]) -> str:
+    """The file to run for *program*: a name on PATH, or a path relative to *folder*.
 
-    def __init__(self) -> None:
-        self._found: dict[tuple[str, str, str], str] = {}
-
-    def find(self, program: str, folder: Path, environment: Mapping[str, str]) -> str:
-        """The file to run for *program*: a name on PATH, or a path relative to *folder*.
-
-        Raises:
-            StageError: when the program is not found.
-        """
-        search = environment.get("PATH", os.defpath)
-        at = (program, search, str(folder))
-        if at not in self._found:
-            is_path = os.path.dirname(program) != ""  # noqa: PTH120 - a string, not a file
-            # A relative path is resolved from the stage's folder, not from the folder of this process.
-            found = shutil.which(str(folder / program) if is_path else program, path=search)
-            if found is None:
-                where = "in the project" if is_path else "on PATH"
-                raise StageError(
-                    f"{program} was not found {where}, or may not be run.",
-                    advice="Give it permission to be run, or name the program that reads it first: [python, script.py]."
-                    if is_path
-                    else "Install it, or name it by its path.",
-                )
-            self._found[at] = found
-        return self._found[at]
+    Raises:
+        StageError: when the program is not found.
+    """
+    is_path = os.path.dirname(program) != ""  # noqa: PTH120 - a string, not a file
+    # A relative path is resolved from the stage's folder, not from the folder of this process.
+    found = shutil.which(str(folder / program) if is_path else program, path=environment.get("PATH", os.defpath))
+    if found is None:
+        where = "in the project" if is_path else "on PATH"
+        raise StageError(
+            f"{program} was not found {where}, or may not be run.",
+            advice="Give it permission to be run, or name the program that reads it first: [python, script.py]."
+            if is_path
+            else "Install it, or name it by its path.",
+        )
+    return found

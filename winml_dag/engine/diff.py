@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import cached_property
 from typing import Literal, TypeAlias, Union
 
 from winml_dag.canonical import JsonObject, JsonValue, canonical_json
@@ -305,12 +304,16 @@ class Nearest:
         return {"cache_key": self.cache_key, "made_at": self.made_at, "made_by": self.made_by, "changes": changes}
 
 
+# See :func:`_traits`.
+_Traits: TypeAlias = frozenset[tuple[str, str]]
+
+
 class NearRecords:
     """Finds the nearest records for explanations; reads the records of each stage once."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._by_stage: dict[str, tuple[_Candidate, ...]] = {}
+        self._by_stage: dict[str, list[tuple[Record, _Traits]]] = {}
 
     def nearest(
         self, wanted: KeyInputs, inputs: Inputs, last: Record | None, main: str | None = None
@@ -321,46 +324,40 @@ class NearRecords:
         *last*, or when the nearest has too little in common.
         """
         traits = _traits(wanted)
-        alike = (each for each in self._of(wanted.stage) if each.input(main) == wanted.inputs.get(main or ""))
-        near = min(alike, key=lambda candidate: candidate.distance(traits), default=None)
-        if near is None or near.distance(traits)[0] > len(near.traits & traits):
+        near = [
+            (_distance(theirs, traits), record, theirs)
+            for record, theirs in self._of(wanted.stage)
+            if main is None or record.key_inputs.inputs.get(main) == wanted.inputs.get(main)
+        ]
+        if not near:
             return None
-        if last is not None and _Candidate(last).distance(traits)[0] <= near.distance(traits)[0]:
+        distance, record, theirs = min(near, key=lambda each: each[0])
+        if distance[0] > len(theirs & traits):
             return None
-        record = near.record
+        if last is not None and _distance(_traits(last.key_inputs), traits)[0] <= distance[0]:
+            return None
         changes = changes_between(record, wanted, inputs)
         # None: its key differs only because the key format has changed.
         return Nearest(record.cache_key, record.made_at, record.made_by, changes) if changes else None
 
-    def _of(self, stage: str) -> tuple[_Candidate, ...]:
+    def _of(self, stage: str) -> list[tuple[Record, _Traits]]:
         if stage not in self._by_stage:
             records = sorted(self._store.records_of(stage, MOST_RECORDS), key=lambda record: record.made_at)
-            # Newest first: of equal candidates, min() returns the first.
-            self._by_stage[stage] = tuple(map(_Candidate, reversed(records)))
+            # Newest first: of equal ones, min() returns the first.
+            self._by_stage[stage] = [(record, _traits(record.key_inputs)) for record in reversed(records)]
         return self._by_stage[stage]
 
 
-@dataclass(frozen=True)
-class _Candidate:
-    record: Record
-
-    @cached_property
-    def traits(self) -> frozenset[tuple[str, str]]:
-        return _traits(self.record.key_inputs)
-
-    def input(self, slot: str | None) -> str | None:
-        return self.record.key_inputs.inputs.get(slot or "")
-
-    def distance(self, traits: frozenset[tuple[str, str]]) -> tuple[int, int]:
-        """How many key inputs differ, and how many of these are artifacts."""
-        differing = {name for name, _ in self.traits ^ traits}
-        return len(differing), sum(name.startswith(_INPUT) for name in differing)
+def _distance(one: _Traits, other: _Traits) -> tuple[int, int]:
+    """How many key inputs differ, and how many of these are artifacts."""
+    differing = {name for name, _ in one ^ other}
+    return len(differing), sum(name.startswith(_INPUT) for name in differing)
 
 
 _INPUT = "input "
 
 
-def _traits(made: KeyInputs) -> frozenset[tuple[str, str]]:
+def _traits(made: KeyInputs) -> _Traits:
     """Each key input as a pair of name and text.
 
     Comparing two records then is a set operation. That happens thousands of times, and comparing field by field would

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from statistics import median
 
 from winml_dag.canonical import json_hash
 from winml_dag.engine.graph import Graph
@@ -241,6 +240,8 @@ class CostModel:
             return _NOTHING
         name = node.stage.name
         if name not in self._stages:
+            from statistics import median  # imports fractions, and most builds need no estimate of a stage
+
             records = self._store.records_of(name, _RECORDS)
             seconds = median([record.elapsed_seconds for record in records]) if records else UNKNOWN_SECONDS
             peaks = (peak for record in records if (peak := _peak(record)) is not None)

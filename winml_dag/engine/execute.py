@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 from winml_dag.engine.command import (
     CANNOT_RUN,
     LIBRARY_PATHS,
-    Programs,
     config_texts,
     fill,
+    find_program,
     minimal_environment,
     temporary_environment,
 )
@@ -49,7 +49,6 @@ class LocalExecutor:
         self._groups: set[ProcessGroup] = set()
         self._lock = threading.Lock()
         self._stopped = False
-        self._programs = Programs()
         self._minimum = minimal_environment()
         self._reaper: Reaper | None = None
 
@@ -124,7 +123,7 @@ class LocalExecutor:
         environment = {**self._minimum, **temporary_environment(temporary), **node.command.environment}
         # Use the program that is in the key, even if another one comes before it on PATH now.
         known = node.tools.get("program")
-        program = str(known) if known else self._programs.find(arguments[0], job.at, environment)
+        program = str(known) if known else find_program(arguments[0], job.at, environment)
         self._begin_reaping(job.folder.parent)
         try:
             return self._run(job, arguments, job.at, environment, program)

@@ -6,6 +6,7 @@ The peak does not come from ``ru_maxrss``: on Linux a new process inherits that 
 from __future__ import annotations
 
 import os
+import struct
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -68,23 +69,11 @@ def _limits(root: Path, path: str, name: str) -> Iterator[int]:
 def _windows_memory_bytes() -> int:
     import ctypes
 
-    class Status(ctypes.Structure):
-        _fields_ = (
-            ("dwLength", ctypes.c_ulong),
-            ("dwMemoryLoad", ctypes.c_ulong),
-            ("ullTotalPhys", ctypes.c_ulonglong),
-            ("ullAvailPhys", ctypes.c_ulonglong),
-            ("ullTotalPageFile", ctypes.c_ulonglong),
-            ("ullAvailPageFile", ctypes.c_ulonglong),
-            ("ullTotalVirtual", ctypes.c_ulonglong),
-            ("ullAvailVirtual", ctypes.c_ulonglong),
-            ("ullAvailExtendedVirtual", ctypes.c_ulonglong),
-        )
-
-    status = Status(dwLength=ctypes.sizeof(Status))
+    # MEMORYSTATUSEX: its size, the load in percent, the total bytes, and six more numbers.
+    layout = struct.Struct("=IIQ6Q")
+    status = ctypes.create_string_buffer(layout.pack(layout.size, *[0] * 8), layout.size)
     library: Any = ctypes
-    kernel = library.WinDLL("kernel32")
-    return int(status.ullTotalPhys) if kernel.GlobalMemoryStatusEx(ctypes.byref(status)) else 0
+    return int(layout.unpack(status)[2]) if library.WinDLL("kernel32").GlobalMemoryStatusEx(status) else 0
 
 
 @dataclass(frozen=True)
@@ -120,28 +109,17 @@ def _windows() -> Resident:
     import ctypes
     from ctypes import wintypes
 
-    class Counters(ctypes.Structure):
-        _fields_ = (
-            ("cb", wintypes.DWORD),
-            ("PageFaultCount", wintypes.DWORD),
-            ("PeakWorkingSetSize", ctypes.c_size_t),
-            ("WorkingSetSize", ctypes.c_size_t),
-            ("QuotaPeakPagedPoolUsage", ctypes.c_size_t),
-            ("QuotaPagedPoolUsage", ctypes.c_size_t),
-            ("QuotaPeakNonPagedPoolUsage", ctypes.c_size_t),
-            ("QuotaNonPagedPoolUsage", ctypes.c_size_t),
-            ("PagefileUsage", ctypes.c_size_t),
-            ("PeakPagefileUsage", ctypes.c_size_t),
-        )
-
-    counters = Counters(cb=ctypes.sizeof(Counters))
+    # PROCESS_MEMORY_COUNTERS: its size, page faults, the peak and the current working set, and six more sizes.
+    layout = struct.Struct("@IINN6N")
+    counters = ctypes.create_string_buffer(layout.pack(layout.size, *[0] * 9), layout.size)
     library: Any = ctypes
     kernel = library.WinDLL("kernel32")
     kernel.GetCurrentProcess.restype = wintypes.HANDLE
     kernel.K32GetProcessMemoryInfo.argtypes = (wintypes.HANDLE, ctypes.c_void_p, wintypes.DWORD)
-    if not kernel.K32GetProcessMemoryInfo(kernel.GetCurrentProcess(), ctypes.byref(counters), counters.cb):
+    if not kernel.K32GetProcessMemoryInfo(kernel.GetCurrentProcess(), counters, layout.size):
         return Resident(None, None)
-    return Resident(counters.WorkingSetSize, counters.PeakWorkingSetSize)
+    _, _, peak, now, *_ = layout.unpack(counters)
+    return Resident(now, peak)
 
 
 def _other() -> Resident:

@@ -29,25 +29,8 @@ if sys.platform == "win32":
     _EXTENDED_LIMITS = 9
     _SET_QUOTA_AND_TERMINATE = 0x0101
 
-    class _Limits(ctypes.Structure):
-        """JOBOBJECT_EXTENDED_LIMIT_INFORMATION."""
-
-        _fields_ = (
-            ("process_time", ctypes.c_int64),
-            ("job_time", ctypes.c_int64),
-            ("flags", wintypes.DWORD),
-            ("minimum_working_set", ctypes.c_size_t),
-            ("maximum_working_set", ctypes.c_size_t),
-            ("active_processes", wintypes.DWORD),
-            ("affinity", ctypes.c_size_t),
-            ("priority_class", wintypes.DWORD),
-            ("scheduling_class", wintypes.DWORD),
-            ("io_counters", ctypes.c_uint64 * 6),
-            ("process_memory", ctypes.c_size_t),
-            ("job_memory", ctypes.c_size_t),
-            ("peak_process_memory", ctypes.c_size_t),
-            ("peak_job_memory", ctypes.c_size_t),
-        )
+    # JOBOBJECT_EXTENDED_LIMIT_INFORMATION: times of a process and of the job, flags, then limits and counters.
+    _LIMITS = struct.Struct("@qqINNINII6Q4N")
 
     class Reaper:
         """A job object: when the engine's handle closes, for any reason, the system ends all processes in the job."""
@@ -67,10 +50,8 @@ if sys.platform == "win32":
             self._kernel.CloseHandle.argtypes = (wintypes.HANDLE,)
             self._lock = threading.Lock()
             self._job = self._kernel.CreateJobObjectW(None, None)
-            limits = _Limits(flags=_KILL_ON_JOB_CLOSE)
-            self._kernel.SetInformationJobObject(
-                self._job, _EXTENDED_LIMITS, ctypes.byref(limits), ctypes.sizeof(limits)
-            )
+            limits = _LIMITS.pack(0, 0, _KILL_ON_JOB_CLOSE, *[0] * 16)
+            self._kernel.SetInformationJobObject(self._job, _EXTENDED_LIMITS, limits, len(limits))
 
         def add(self, pid: int) -> int:
             """End *pid* and its descendants together with this process. Returns the argument for :meth:`remove`."""

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 from winml_dag.canonical import JsonObject, canonical_json
 from winml_dag.engine.progress import OnProgress, ProgressWriter
 from winml_dag.errors import StageError, WinmlDagError
-from winml_dag.explanation import explanation
 from winml_dag.file_reading import read_json
 
 if TYPE_CHECKING:
@@ -147,6 +146,8 @@ def perform(task: Task, progress: OnProgress, *, elsewhere: bool = False) -> Res
 
 def _unexpected(task: Task, error: Exception) -> Result:
     """An unexpected error: a fault of the user's own function, or else of this program or a library."""
+    from winml_dag.explanation import explanation
+
     if task.work == CALL:
         return Result({}, f"{task.config['run']} failed: {explanation(error)}.", "The log has its traceback.")
     files = [path.name for folder in task.inputs.values() for path in sorted(Path(folder).iterdir()) if path.is_file()]

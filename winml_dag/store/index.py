@@ -29,7 +29,6 @@ from diskcache.core import MODE_RAW
 
 from winml_dag.canonical import JsonValue, canonical_json
 from winml_dag.errors import StoreError
-from winml_dag.explanation import explanation
 from winml_dag.store.digest import checked, with_checksum
 from winml_dag.store.files import in_plain_words
 from winml_dag.store.locks import Locks
@@ -229,6 +228,8 @@ class Index:
                 cache = diskcache.Cache(str(self._folder), timeout=self._busy_seconds, disk=TextDisk, **_SETTINGS)
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
                 # diskcache reads settings from the database and sets them as its own attributes: invalid ones break it.
+                from winml_dag.explanation import explanation
+
                 raise _Unusable(explanation(error)) from error
             self._opened = cache, self._identity()
         return self._opened
