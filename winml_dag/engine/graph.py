@@ -215,51 +215,31 @@ class Merged:
 
 def merge(parts: Sequence[Part]) -> Merged:
     """The graph of all *parts*, whose labels differ."""
-    merging = _Merging()
-    ids = tuple(merging.add(part) for part in parts)
-    order = {node.id: index for index, node in enumerate(merging.nodes.values())}
-    return Merged(Graph.of(merging.nodes.values(), merging.sources.values()), merging.artifacts, ids, order)
-
-
-class _Merging:
-    """The merged nodes and sources so far.
-
-    Attributes:
-        nodes: by identity.
-        sources: by identity.
-        artifacts: the content of the sources, by name.
-    """
-
-    def __init__(self) -> None:
-        self.nodes: dict[str, Node] = {}
-        self.sources: dict[str, Source] = {}
-        self.artifacts: dict[str, Artifact] = {}
-
-    def add(self, part: Part) -> dict[str, str]:
-        """The merged id for each id in *part*."""
-        # By name in the part: the identity of an artifact, independent of names, and its name in the merged graph.
-        known = dict(self._sources(part))
-        ids = {}
+    # Nodes and sources by identity, which is independent of names.
+    nodes: dict[str, Node] = {}
+    sources: dict[str, Source] = {}
+    artifacts: dict[str, Artifact] = {}
+    ids: list[dict[str, str]] = []
+    for part in parts:
+        # By name in the part: the identity of an artifact, and its name in the merged graph.
+        known: dict[str, tuple[str, str]] = {}
+        for name, source in part.graph.sources.items():
+            identity = f"{source.kind} {part.sources[name].digest}"
+            if identity not in sources:
+                free = name if name not in artifacts else f"{part.label}/{name}"
+                sources[identity], artifacts[free] = replace(source, name=free), part.sources[name]
+            known[name] = identity, sources[identity].name
+        own_ids: dict[str, str] = {}
         for node in part.graph.nodes:
             identity = _identity(node, {slot: known[name][0] for slot, name in node.inputs.items()})
-            kept = self.nodes.get(identity)
-            if kept is None:
+            if (kept := nodes.get(identity)) is None:
                 inputs = {slot: known[name][1] for slot, name in node.inputs.items()}
-                kept = self.nodes[identity] = replace(node, id=f"{part.label}/{node.id}", inputs=inputs)
-            ids[node.id] = kept.id
-            for slot in node.stage.outputs:
-                known[node.output(slot)] = (f"{identity}.{slot}", kept.output(slot))
-        return ids
-
-    def _sources(self, part: Part) -> Iterator[tuple[str, tuple[str, str]]]:
-        for name, source in part.graph.sources.items():
-            artifact = part.sources[name]
-            identity = f"{source.kind} {artifact.digest}"
-            if identity not in self.sources:
-                free = name if name not in self.artifacts else f"{part.label}/{name}"
-                self.sources[identity] = replace(source, name=free)
-                self.artifacts[free] = artifact
-            yield name, (identity, self.sources[identity].name)
+                kept = nodes[identity] = replace(node, id=f"{part.label}/{node.id}", inputs=inputs)
+            own_ids[node.id] = kept.id
+            known.update((node.output(slot), (f"{identity}.{slot}", kept.output(slot))) for slot in node.stage.outputs)
+        ids.append(own_ids)
+    order = {node.id: index for index, node in enumerate(nodes.values())}
+    return Merged(Graph.of(nodes.values(), sources.values()), artifacts, tuple(ids), order)
 
 
 def _identity(node: Node, inputs: Mapping[str, str]) -> str:

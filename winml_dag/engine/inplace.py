@@ -32,20 +32,8 @@ from winml_dag.store.store import Store
 
 # Up to this size hashing a file costs less than looking up its fingerprint.
 _SMALL = 1 << 18
-
-
 # A copy in progress is written to all the time; one that is untouched for this long is abandoned.
 _ABANDONED_SECONDS = 3600.0
-
-
-def anything(path: Path) -> bool:  # noqa: ARG001
-    """Allow replacing any file."""
-    return True
-
-
-def nothing(path: Path) -> bool:  # noqa: ARG001
-    """Allow removing no file."""
-    return False
 
 
 class InPlace:
@@ -62,8 +50,8 @@ class InPlace:
     def __init__(
         self,
         store: Store,
-        may_replace: Callable[[Path], bool] = anything,
-        may_remove: Callable[[Path], bool] = nothing,
+        may_replace: Callable[[Path], bool] = lambda _: True,
+        may_remove: Callable[[Path], bool] = lambda _: False,
     ) -> None:
         self._store = store
         self._may_replace = may_replace

@@ -176,7 +176,6 @@ class _Entry(Generic[T]):
     request: ResourceRequest
     item: T
     chain: float
-    waits: bool = True
 
 
 # Entries with a unique key each. One that has started is removed when it reaches the top.
@@ -244,7 +243,6 @@ class ReadyQueue(Generic[T]):
         if best is None or self._admission.fits(best.request):
             return best
         if self._reserved is None:
-            best.waits = False
             self._reserved = best
             self._admission.reserve(best.request)
         return self._best([request for request in self._heaps if self._admission.fits(request)], hurry)
@@ -253,25 +251,23 @@ class ReadyQueue(Generic[T]):
         """Among entries with one of *requests*, the longest chain if it has to start, else the first in order."""
         heaps = [self._heaps[request] for request in requests]
         if self._chains and self._admission.capacity.slots > 1:
-            longest = _first(by_chain for _, by_chain in heaps)
+            longest = self._first(by_chain for _, by_chain in heaps)
             if longest is not None and longest.chain >= hurry:
                 return longest
-        return _first(in_order for in_order, _ in heaps)
+        return self._first(in_order for in_order, _ in heaps)
+
+    def _first(self, heaps: Iterable[_Heap[T]]) -> _Entry[T] | None:
+        """The entry with the least key that is waiting without a reservation."""
+        tops = []
+        for heap in heaps:
+            while heap and (heap[0][1] is self._reserved or self._entries.get(heap[0][1].node_id) is not heap[0][1]):
+                heapq.heappop(heap)
+            if heap:
+                tops.append(heap[0])
+        return min(tops)[1] if tops else None
 
     def _take_out(self, entry: _Entry[T]) -> None:
-        entry.waits = False
         del self._entries[entry.node_id]
         if entry is self._reserved:
             self._reserved = None
             self._admission.reserve(None)
-
-
-def _first(heaps: Iterable[_Heap[T]]) -> _Entry[T] | None:
-    """The entry with the least key that is still waiting."""
-    tops = []
-    for heap in heaps:
-        while heap and not heap[0][1].waits:
-            heapq.heappop(heap)
-        if heap:
-            tops.append(heap[0])
-    return min(tops)[1] if tops else None

@@ -230,24 +230,19 @@ def _usage() -> JsonObject:
 
 
 def _die_with_parent() -> None:
-    """Kill the process group as soon as the engine has ended, for whatever reason."""
-    if sys.platform == "linux":
-        _ask_kernel_to_end_us()
-    threading.Thread(target=_watch_stdin, daemon=True).start()
+    """Kill the process group as soon as the engine has ended, for whatever reason.
 
-
-def _ask_kernel_to_end_us() -> None:
-    """Make the kernel end this process one second after the engine has ended.
-
-    The thread that watches stdin kills the whole group, but not while native code holds the interpreter's lock. The
-    kernel needs no lock, but it ends only this process: if it did so at once, the children would remain. So the
-    kernel's signal calls C's own ``alarm`` with the number of the signal, which is 1: SIGALRM follows after 1 s.
+    The thread that watches stdin kills the whole group, but not while native code holds the interpreter's lock. Linux
+    needs no lock, but it ends only this process: if it did so at once, the children would remain. So its signal calls
+    C's own ``alarm`` with the number of the signal, which is 1: SIGALRM follows after 1 s.
     """
-    import ctypes
+    if sys.platform == "linux":
+        import ctypes
 
-    libc = ctypes.CDLL(None)
-    libc.signal(signal.SIGHUP, libc.alarm)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGHUP, 0, 0, 0)
+        libc = ctypes.CDLL(None)
+        libc.signal(signal.SIGHUP, libc.alarm)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGHUP, 0, 0, 0)
+    threading.Thread(target=_watch_stdin, daemon=True).start()
 
 
 def _watch_stdin() -> None:

@@ -152,7 +152,7 @@ class _Planner:
             return None
         self._check_placeholders(at, entry, arguments)
         # The value of a setting is a word of the command like any other, be it a file or the program.
-        settings = {"inputs": {}, "outputs": {}, "config": config_texts({"config": _json(entry.config or {})})}
+        settings = {"inputs": {}, "outputs": {}, "config": config_texts({"config": dict(entry.config or {})})}
         words = tuple(fill(argument, settings) for argument in arguments)
         literals = tuple(self._literals(name, at, words))
         config = {"command": [*arguments], **self._texts(name, entry)}
@@ -190,7 +190,7 @@ class _Planner:
         if entry.env:
             self._findings.add((*at, "env"), f"{uses} is a plug-in, which gets no variables; use config")
         try:
-            config = plugin_config(uses, stage, {} if entry.config is None else _json(entry.config))
+            config = plugin_config(uses, stage, dict(entry.config or {}))
         except PluginProblem as problem:
             self._findings.add((*at, "config"), str(problem))
             return None
@@ -219,7 +219,7 @@ class _Planner:
             },
             "outputs": dict(self._outputs.paths[name]),
         }
-        return texts if entry.config is None else {**texts, "config": _json(entry.config)}
+        return texts if entry.config is None else {**texts, "config": dict(entry.config)}
 
     def _placed_by_recipe(self, artifact: str) -> str | None:
         """Return the path of a plug-in's *artifact*, else None: its readers see file names that its digest lacks."""
@@ -304,7 +304,3 @@ def _modules(tools: Tools, folder: Path) -> dict[str, str]:
         for name, path in tools.files.items()
         if name.startswith(MODULE)
     }
-
-
-def _json(value: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    return dict(value)
