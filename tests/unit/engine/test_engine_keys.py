@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import sys
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from winml_dag.canonical import JsonValue
-from winml_dag.engine.keys import cache_key, config_hash, key_inputs_of
+from winml_dag.engine.keys import ABSENT, cache_key, config_hash, distribution_version, key_inputs_of, versions
 from winml_dag.store.records import KeyInputs
 
 names = st.text(max_size=4)
@@ -92,3 +95,24 @@ def test_a_key_of_this_format_stays_what_it_is() -> None:
     """Raise KEY_FORMAT when this fails, or every existing record is silently lost."""
     made = KeyInputs("quantize", 3, {"quant": {"samples": 10, "bits": 8.0}}, {"model": "sha256:ab"}, {"onnx": "1.23"})
     assert cache_key(made) == "51817f0c05d53ba0660180764d1bf98f2d0ca1a423a1621863ebb3230928c648"
+
+
+@pytest.mark.parametrize("name", ["pytest", "onnxruntime", "PyYAML", "diskcache", "typing_extensions"])
+def test_the_version_is_the_one_that_is_installed(name: str) -> None:
+    assert distribution_version(name) == importlib.metadata.version(name)
+
+
+@pytest.mark.parametrize("spelling", ["onnx-ir", "onnx_ir", "ONNX.IR"])
+def test_a_name_may_be_spelled_in_any_of_its_ways(spelling: str) -> None:
+    assert distribution_version(spelling) == importlib.metadata.version("onnx-ir")
+
+
+def test_what_is_not_installed_is_said_to_be_so_that_installing_it_changes_the_key() -> None:
+    assert versions(["no-such-thing"]) == {"no-such-thing": ABSENT}
+
+
+def test_the_folder_that_imports_would_use_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder, version in (("first", "2.0"), ("second", "1.0")):
+        (tmp_path / folder / f"wine_label-{version}.dist-info").mkdir(parents=True)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / name) for name in ("nowhere", "first", "second")])
+    assert distribution_version("wine-label") == "2.0"

@@ -5,14 +5,21 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from engine_samples import Bench, join, node
+from memory_executor import MemoryExecutor
+from memory_store import NotedStore
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import Status
+from winml_dag.engine.graph import Graph
+from winml_dag.engine.keys import key_inputs_of
+from winml_dag.engine.plan import Run, decide
+from winml_dag.engine.run import Runner
 from winml_dag.engine.stage import Node, Workspace
-from winml_dag.errors import InputError, StageError
+from winml_dag.errors import InputError, Interrupted, StageError
 
 LINE = (node("export", "weights"), node("quantize", "export.out"), node("compile", "quantize.out"))
 
@@ -184,3 +191,39 @@ def test_the_store_is_told_what_is_reused_and_nothing_else(bench: Bench) -> None
     ran = bench.run(LINE, [weights])
     used = [call[1] for call in bench.store.calls if call[0] == "used"]
     assert used == [ran.results[name].cache_key for name in ("export", "quantize")]
+
+
+def test_stop_waits_for_what_runs_and_lets_nothing_begin(tmp_path: Path) -> None:
+    started, may_end = threading.Event(), threading.Event()
+
+    def work(node: Node, workspace: Workspace) -> JsonObject:
+        started.set()
+        may_end.wait()
+        return join(node, workspace)
+
+    one, store = node("only"), NotedStore()
+    runner = Runner(
+        Graph.of([one]),
+        store,
+        MemoryExecutor(work),
+        store.fingerprints,
+        scratch=tmp_path,
+        failures=tmp_path / "failures",
+        made_by="tests",
+        rebuild=False,
+    )
+    decision = decide(None, key_inputs_of(one, {}), store)
+    assert isinstance(decision, Run)
+    running = threading.Thread(target=runner.run, args=(one, decision, {}))
+    running.start()
+    started.wait()
+    stopping = threading.Thread(target=runner.stop)
+    stopping.start()
+    assert list(tmp_path.iterdir()), "it still works in the scratch folder"
+    may_end.set()
+    stopping.join()
+    assert list(tmp_path.iterdir()) == []
+    running.join()
+    with pytest.raises(Interrupted):
+        runner.run(one, decision, {})
+    assert list(tmp_path.iterdir()) == []
