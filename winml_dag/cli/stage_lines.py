@@ -213,6 +213,8 @@ def _ratio(figures: Mapping[str, Any]) -> str:
 
 def outcome_lines(result: BuildResult, command: str) -> Iterator[str]:
     """Yield what a command for one stage prints besides."""
+    from winml_dag.ep.registry import CPU
+
     outcome = command_result(result, command)
     line = _LINES.get(main_view(result, command).stage)
     metrics: Mapping[str, Any] = outcome.metrics
