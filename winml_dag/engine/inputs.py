@@ -7,6 +7,7 @@ in place is watched.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -44,8 +45,8 @@ class Preparer:
         self._in_place = in_place or InPlace(store)
         self._confines = in_place is None or access is FileAccess.SANDBOX
         self._access = access
-        # By path, digest and folder. Thousands of commands run the same program.
-        self._tools: dict[tuple[str, str, Path], WatchedFile] = {}
+        # By path, digest, and the folder of the stage if they lie in it. Thousands of commands run the same program.
+        self._tools: dict[tuple[str, str, Path | None], WatchedFile] = {}
 
     def prepare(self, folder: Path, node: Node, inputs: Mapping[str, Artifact], timeout_seconds: float) -> Job:
         """Place the inputs of *node* in *folder*; *inputs* has its artifacts by slot.
@@ -139,9 +140,10 @@ class Preparer:
         """
         found = []
         for name, path in node.tools.items():
-            if not inside and path.is_relative_to(folder):
+            lies_in_it = str(path).startswith(f"{folder}{os.sep}")
+            if lies_in_it and not inside:
                 continue
-            what = str(path), node.toolchain[name], folder
+            what = str(path), node.toolchain[name], folder if lies_in_it else None
             watched = self._tools.get(what)
             if watched is None or not watched.looks_unchanged():
                 watched = self._tools[what] = watch_tool(what[0], what[1], self._in_place, folder)

@@ -327,7 +327,7 @@ class Runs(Protocol):
 class LocalRuns:
     """Runs of *runner*, *jobs* at a time, each in a thread that prepares it, waits for its process, and publishes.
 
-    Threads are started on demand. Not a ThreadPoolExecutor: its futures cost each of thousands of commands 5 %.
+    Threads are started on demand.
     """
 
     def __init__(self, runner: Runner, jobs: int) -> None:
