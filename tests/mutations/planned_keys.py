@@ -27,6 +27,7 @@ from winml_dag.pipeline import plan, resolve
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.context import ResolveContext
 from winml_dag.pipeline.decisions import BEGIN
+from winml_dag.pipeline.model import Known, find_model
 from winml_dag.pipeline.onestage import build_of_one
 from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
@@ -144,7 +145,8 @@ def made_up(name: str) -> Artifact:
 def stages_of(recipe: JsonRecipe, folder: Path, overrides: Overrides = NO_OPTIONS) -> Stages:
     """Return the stages of *recipe*, as if it were in *folder*. Calls share no state."""
     loaded = LoadedRecipe(folder / "recipe.json", parse_recipe(json.dumps(recipe), "recipe.json", "json"), "json")
-    build = resolve.resolve(ResolveContext.of(loaded, overrides, folder / "out"))
+    context = ResolveContext.of(loaded, overrides, folder / "out")
+    build = resolve.resolve_one(context, find_model(context.with_loader(), Known()))
     planned = plan.plan_build(build, Fingerprints(MemoryRows()))
     return ingredients_of_all(planned.graph, planned.sources)
 

@@ -113,18 +113,18 @@ def resolve(context: ResolveContext, known: Known | None = None) -> Build | Comp
     model = find_model(loader_known, known or Known())
     asks = context.overrides.submodel or recipe.components or recipe.loader.module_path
     if not asks and model.onnx is not None:
-        return _resolve_one(context, model)
+        return resolve_one(context, model)
     # Imported here: a model that is ONNX has no components.
     from winml_dag.pipeline.composite import components_for, composite_build
 
     components = components_for(loader_known, model)
     if len(components) < 2:
-        return _resolve_one(context, model, components[0] if components else None)
-    parts = {component: _resolve_one(context, model, component) for component in components}
+        return resolve_one(context, model, components[0] if components else None)
+    parts = {component: resolve_one(context, model, component) for component in components}
     return composite_build(loader_known, model, parts)
 
 
-def _resolve_one(context: ResolveContext, model: Model, component: Component | None = None) -> Build:
+def resolve_one(context: ResolveContext, model: Model, component: Component | None = None) -> Build:
     """Return the build of *model*, or of one *component* of it."""
     if component is not None:
         from winml_dag.pipeline.composite import recipe_of
