@@ -365,6 +365,7 @@ def main() -> int:
         for row in chain.from_iterable(group(made(Path(name) / group_name)) for group_name, group in chosen.items()):
             if isinstance(row, str):
                 texts["memory"] = row
+                print(row, flush=True)
                 continue
             rows.append(row.cells())
             old = before.get((row.what, row.beside))
