@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING
 
 from winml_dag.errors import StoreError
 from winml_dag.file_reading import read_bytes
-from winml_dag.store.files import in_words, write_whole
 
 if TYPE_CHECKING:
     from winml_dag.store.gc import Collected
@@ -196,6 +195,9 @@ def _numbers(text: str) -> list[int]:
 
 
 def _compact(file: Path, found: Statistics, length: int, locks: Locks) -> None:
+    # Lazy import, as in set_limit: builds that have nothing to do write a line with this module, and need no more.
+    from winml_dag.store.files import write_whole
+
     with locks.try_hold(_LOCK) as free:
         # A line added meanwhile, or another compaction, changes the length, and the file is kept. A line added between
         # this check and the replacement would be lost: too rare, and too little, to make every build take a lock.
@@ -257,6 +259,8 @@ def set_limit(folder: Path, text: str) -> int | None:
         UsageError: when *text* is not a size.
         StoreError: when the cache cannot be written.
     """
+    from winml_dag.store.files import in_words, write_whole
+
     limit = parse_limit(text, "the limit")
     with in_words("Cannot set the limit of the cache"):
         if limit is None:
