@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
+import random
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ from winml_dag.store.remote.protocol import RemoteError
 
 SMALL = b"model" * 100
 # Larger than the minimum for resuming, with no two equal parts.
-LARGE = os.urandom(1 << 16) * ((RESUMED_BYTES >> 16) + 3)
+LARGE = random.Random(0).randbytes(1 << 16) * ((RESUMED_BYTES >> 16) + 3)
 
 
 class FaultyRemote(MemoryRemote):
