@@ -15,9 +15,10 @@ from winml_dag.errors import UsageError, WinmlDagError
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
 from winml_dag.pipeline.commit import PublishedChange
 from winml_dag.pipeline.search import folded
+from winml_dag.store.cache_folder import log_build
 from winml_dag.store.records import Record
 from winml_dag.store.store import Store
-from winml_dag.store.usage import Traffic, log_build
+from winml_dag.store.usage import Traffic
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.stageresults import QuantizeResult

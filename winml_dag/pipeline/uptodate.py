@@ -46,8 +46,7 @@ from winml_dag.file_reading import (
     read_bytes,
     read_text,
 )
-from winml_dag.store.cache_folder import KEYS_SUFFIX, PLAN_CACHE
-from winml_dag.store.usage import log_build
+from winml_dag.store.cache_folder import KEYS_SUFFIX, PLAN_CACHE, log_build
 
 # Variables for the location of the hub cache and offline mode, for the programs of the user's own stages, and for
 # environments of execution providers.

@@ -1,12 +1,13 @@
-"""The cache folder without its store: its default location, and which store in it to use.
+"""The cache folder without its store: its default location, which store in it to use, and the log of builds.
 
-Builds that have nothing to do use this module, so it imports almost nothing.
+Builds that have nothing to do use this module, so it imports almost nothing. ``usage`` sums the log up.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,3 +82,32 @@ def _expanded(text: str) -> Path:
             advice=f"Give --cache-dir, or set {CACHE_DIR_VARIABLE}.",
         )
     return Path(path)
+
+
+LOG = "statistics.txt"
+
+# In text mode Windows would write other line endings, and read those of another system differently.
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
+
+
+def log_build(
+    cache: str | os.PathLike[str], *, reused: int, ran: int, seconds_saved: float, stored_bytes: int = 0
+) -> None:
+    """Log a finished build: numbers of stages, the original run time of reused ones, and newly stored bytes."""
+    log_line(cache, f"build {time.time():.0f} {reused} {ran} {seconds_saved * 1000:.0f} {stored_bytes}")
+
+
+def log_line(cache: str | os.PathLike[str], line: str) -> None:
+    """Add *line* to the log. Never fails: an unwritable cache is no reason to fail a build."""
+    try:
+        descriptor = os.open(f"{os.fspath(cache)}/{LOG}", _FLAGS, 0o666)
+    except OSError:
+        return
+    try:
+        # One write, so that lines of several processes do not mix. The line starts with a newline, so that a line
+        # truncated by a full disk corrupts only itself.
+        os.write(descriptor, f"\n{line}\n".encode())
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)

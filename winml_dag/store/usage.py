@@ -1,7 +1,6 @@
 """The log of what builds on a cache have reused, saved and stored; its sums, its size, and the limit of that.
 
-Builds that have nothing to do write a line, so this module imports little. That is one write and never fails: an
-unwritable cache is no reason to fail a build. The lines:
+The lines:
 
     build <time> <reused> <ran> <ms saved> <bytes stored>
     size <time> <bytes>                                             as measured; bytes stored later are added to it
@@ -25,28 +24,18 @@ from typing import TYPE_CHECKING
 
 from winml_dag.errors import StoreError
 from winml_dag.file_reading import read_bytes
+from winml_dag.store.cache_folder import LOG, log_line
+from winml_dag.store.files import in_words, write_whole
 
 if TYPE_CHECKING:
     from winml_dag.store.gc import Collected
     from winml_dag.store.locks import Locks
     from winml_dag.store.store import Store
 
-FILE = "statistics.txt"
-
-# In text mode Windows would write other line endings, and read those of another system differently.
-_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
-
-
-def log_build(
-    cache: str | os.PathLike[str], *, reused: int, ran: int, seconds_saved: float, stored_bytes: int = 0
-) -> None:
-    """Log a finished build: numbers of stages, the original run time of reused ones, and newly stored bytes."""
-    _append(cache, f"build {time.time():.0f} {reused} {ran} {seconds_saved * 1000:.0f} {stored_bytes}")
-
 
 def log_size(cache: str | os.PathLike[str], size: int) -> None:
     """Log the current size of the cache's records and blobs, in bytes."""
-    _append(cache, f"size {time.time():.0f} {size}")
+    log_line(cache, f"size {time.time():.0f} {size}")
 
 
 @dataclass(frozen=True)
@@ -86,22 +75,7 @@ def log_traffic(cache: str | os.PathLike[str], traffic: Traffic) -> None:
     """Log the traffic between this machine and its remotes, if any."""
     numbers = astuple(traffic)
     if any(numbers):
-        _append(cache, f"remote {time.time():.0f} {' '.join(map(str, numbers))}")
-
-
-def _append(cache: str | os.PathLike[str], line: str) -> None:
-    try:
-        descriptor = os.open(f"{os.fspath(cache)}/{FILE}", _FLAGS, 0o666)
-    except OSError:
-        return
-    try:
-        # One write, so that lines of several processes do not mix. The line starts with a newline, so that a line
-        # truncated by a full disk corrupts only itself.
-        os.write(descriptor, f"\n{line}\n".encode())
-    except OSError:
-        pass
-    finally:
-        os.close(descriptor)
+        log_line(cache, f"remote {time.time():.0f} {' '.join(map(str, numbers))}")
 
 
 # About 500 builds, which take some 3 ms to sum up.
@@ -147,7 +121,7 @@ class Statistics:
 
 def read_statistics(folder: Path, locks: Locks) -> Statistics:
     """Sum up the usage log of the cache at *folder*."""
-    file = folder / FILE
+    file = folder / LOG
     try:
         data = read_bytes(file)
     except OSError:
@@ -195,9 +169,6 @@ def _numbers(text: str) -> list[int]:
 
 
 def _compact(file: Path, found: Statistics, length: int, locks: Locks) -> None:
-    # Lazy import, as in set_limit: builds that have nothing to do write a line with this module, and need no more.
-    from winml_dag.store.files import write_whole
-
     with locks.try_hold(_LOCK) as free:
         # A line added meanwhile, or another compaction, changes the length, and the file is kept. A line added between
         # this check and the replacement would be lost: too rare, and too little, to make every build take a lock.
@@ -259,8 +230,6 @@ def set_limit(folder: Path, text: str) -> int | None:
         UsageError: when *text* is not a size.
         StoreError: when the cache cannot be written.
     """
-    from winml_dag.store.files import in_words, write_whole
-
     limit = parse_limit(text, "the limit")
     with in_words("Cannot set the limit of the cache"):
         if limit is None:

@@ -13,11 +13,11 @@ import pytest
 
 from winml_dag.cli.cache import command
 from winml_dag.engine.keys import cache_key
+from winml_dag.store.cache_folder import log_build
 from winml_dag.store.records import KeyInputs, Record
 from winml_dag.store.remote.settings import SigningKey
 from winml_dag.store.remote.trust import Maker, Trust
 from winml_dag.store.store import Store
-from winml_dag.store.usage import log_build
 
 FIXTURES = Path(__file__).parents[3] / "cache_fixtures"
 KEYS = {name: digit * 64 for name, digit in (("export", "a"), ("optimize", "b"), ("quantize", "c"))}

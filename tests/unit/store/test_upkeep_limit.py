@@ -9,14 +9,13 @@ from store_samples import size
 
 from winml_dag.errors import UsageError
 from winml_dag.store import gc as module
+from winml_dag.store.cache_folder import LOG, log_build
 from winml_dag.store.records import KeyInputs, Record
 from winml_dag.store.usage import (
-    FILE,
     VARIABLE,
     configured_limit,
     keep_to_limit,
     limit_text,
-    log_build,
     log_size,
     set_limit,
 )
@@ -103,7 +102,7 @@ def test_lost_statistics_mean_measuring_again(store, put) -> None:
     for number in range(12):
         put(number)
     log_size(store.folder, 0)
-    (store.folder / FILE).unlink()
+    (store.folder / LOG).unlink()
     assert keep_to_limit(store) is not None
 
 
