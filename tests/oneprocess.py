@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from winml_dag.engine import execute
-from winml_dag.engine.execute import LocalExecutor
-from winml_dag.engine.job import Job, Outcome
+from winml_dag.engine.execute import Job, LocalExecutor, Outcome
 from winml_dag.engine.progress import ProgressWriter, read_progress
 from winml_dag.engine.worker import Result, perform
 

@@ -1,4 +1,4 @@
-"""Which file names are safe on every system: one rule for all names that others may have written.
+"""Names of files: which are safe on every system, one rule for all names that others may have written.
 
 Records, journals of output folders and models contain file names. All of them must reject a name that leaves its
 folder, means a device, or that Windows would silently change.
@@ -14,6 +14,9 @@ from functools import lru_cache
 _DEVICE = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|com[0-9¹²³]|lpt[0-9¹²³])(\..*)?", re.IGNORECASE)
 # Lone surrogates stand for bytes that are not valid text: such a name has no UTF-8 encoding, and so no digest.
 _FORBIDDEN = re.compile(r'[\x00-\x1f<>:"|?*\\/\ud800-\udfff]')
+
+# In a recipe's folder: manifests of builds without an output folder, and files that are not yet complete.
+KEPT = ".winml-dag"
 
 
 @lru_cache(maxsize=4096)

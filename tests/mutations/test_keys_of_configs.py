@@ -20,9 +20,8 @@ from winml_dag.canonical import JsonValue
 from winml_dag.engine.keys import cache_key
 from winml_dag.engine.stage import config_json, read_config
 from winml_dag.engine.worker import load
-from winml_dag.pipeline.stageconfigs import sensitivity_config
 from winml_dag.stages.builtin import LINE
-from winml_dag.stages.sensitivity import SENSITIVITY
+from winml_dag.stages.sensitivity import SENSITIVITY, SensitivityConfig
 from winml_dag.store.records import KeyInputs
 
 STAGES = {**LINE, "sensitivity": SENSITIVITY}
@@ -102,15 +101,15 @@ def test_every_field_of_a_config_can_be_reached_from_a_recipe(project: Path) -> 
 def test_sensitivity_reads_what_quantize_and_the_samples_of_validate_depend_on() -> None:
     """With any edit, the ranking uses the settings of quantize and the samples of validate."""
     quantize, validate = filled(CONFIGS["quantize"]), filled(CONFIGS["validate"])
-    before = config_json(sensitivity_config(quantize, validate))
+    before = config_json(SensitivityConfig.of(quantize, validate))
     changed = {field.path: field for field in fields_of(CONFIGS["quantize"]) if not field.section}
     assert {"quant.mode", "quant.nodes_to_exclude", "target.rules"} <= changed.keys()
     for path, field in changed.items():
         others = [each for each in variants(quantize, path.split("."), field.type) if each != quantize]
         assert others
-        assert all(config_json(sensitivity_config(other, validate)) != before for other in others), path
+        assert all(config_json(SensitivityConfig.of(other, validate)) != before for other in others), path
     for path in ("validate.samples", "validate.seed", "validate.classifies", "quant"):
         declared = next(field.type for field in fields_of(CONFIGS["validate"]) if field.path == path)
         others = [each for each in variants(validate, path.split("."), declared) if each != validate]
         assert others
-        assert all(config_json(sensitivity_config(quantize, other)) != before for other in others), path
+        assert all(config_json(SensitivityConfig.of(quantize, other)) != before for other in others), path

@@ -8,7 +8,7 @@ import pytest
 
 from winml_dag.errors import InputError, StoreError
 from winml_dag.onnxmodel.sidecar import sidecar_name
-from winml_dag.store.artifact import check_name
+from winml_dag.store.files import check_name
 
 UNSAFE = ["..", "a/../b", "/a", "nul", "COM1.txt", "conin$", "a/CONOUT$", "a\ud800", "a.", "a ", "a:b", "a\\b", "a\x00"]
 

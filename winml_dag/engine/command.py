@@ -22,9 +22,6 @@ PLACEHOLDER = re.compile(r"\{\{|\}\}|\{(inputs|outputs|config)\.([^{}\s]*)\}")
 # results: no library path, no Python environment variables, no user name. A stage that needs one declares it, which
 # puts it in the key.
 _KEPT = ("PATH", "HOME")
-LIBRARY_PATHS = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
-# Exit code of shells and of the system's loader if a program, or a library it needs, is not found.
-CANNOT_RUN = 127
 _KEPT_ON_WINDOWS = (
     "PATH",
     "PATHEXT",
@@ -83,11 +80,6 @@ def minimal_environment() -> dict[str, str]:
     """The environment of every command, without the temporary folder and the variables that its stage declares."""
     kept = _KEPT_ON_WINDOWS if sys.platform == "win32" else _KEPT
     return {name: os.environ[name] for name in kept if name in os.environ} | _FIXED
-
-
-def temporary_environment(folder: str) -> dict[str, str]:
-    """The variables that name the temporary folder on every system."""
-    return dict.fromkeys(("TMPDIR", "TEMP", "TMP"), folder)
 
 
 def find_program(program: str, folder: Path, environment: Mapping[str, str]) -> str:

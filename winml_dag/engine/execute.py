@@ -1,4 +1,4 @@
-"""Execute jobs on this machine, each in a new process.
+"""A job, a node with its inputs in place, and its execution on this machine, in a new process.
 
 Each run has its own process because a native crash or hang must fail only one stage, because memory must be released,
 and because output bytes must not depend on what ran before (a second QNN compile in one process gives different bytes
@@ -14,32 +14,115 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from winml_dag.engine.command import (
-    CANNOT_RUN,
-    LIBRARY_PATHS,
-    config_texts,
-    fill,
-    find_program,
-    minimal_environment,
-    temporary_environment,
-)
-from winml_dag.engine.job import Job, Outcome
+from winml_dag.canonical import JsonObject
 from winml_dag.engine.process import ProcessGroup, describe_exit
-from winml_dag.engine.progress import read_progress
-from winml_dag.engine.sandbox import confined, traced
+from winml_dag.engine.progress import Progress, read_progress
 from winml_dag.engine.stage import Node
 from winml_dag.engine.worker import DISK_FULL, Result, Task
 from winml_dag.errors import StageError
 
 if TYPE_CHECKING:
     from winml_dag.engine.reaper import Reaper
+    from winml_dag.engine.watch import Watched
+
+LOG_FILE = "log.txt"
+_TAIL_LINES = 20
+# Ordinary logs take kilobytes. Of a very large log, the beginning shows what caused it and the end how it ended.
+_LARGEST_LOG_BYTES = 8 << 20
 
 # Variables that point a Python to its own packages and library, and would point another Python to the same ones.
 _OF_OUR_PYTHON = ("PYTHONPATH", "PYTHONHOME", "__PYVENV_LAUNCHER__")
+_LIBRARY_PATHS = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+# Exit code of shells and of the system's loader if a program, or a library it needs, is not found.
+_CANNOT_RUN = 127
+
+
+@dataclass(frozen=True)
+class Job:
+    """A node to run in *folder*, where its inputs are already under ``inputs/<slot>``.
+
+    Attributes:
+        at: the folder in which a stage that works in place runs.
+        seen: for such a stage, its inputs by slot as paths relative to that folder, each a file or a folder.
+        hidden: a folder that the stage must not read, as far as the system can enforce that.
+        is_traced: whether the files that it reads are recorded in ``trace``.
+        began: when it was prepared, a ``time.time``.
+        watched: the files and folders that it reads in place.
+        own: the names of all files that were placed in its own folder; None when it works in the user's folder.
+    """
+
+    node: Node
+    folder: Path
+    timeout_seconds: float
+    at: Path | None = None
+    seen: Mapping[str, str] = field(default_factory=dict)
+    hidden: Path | None = None
+    is_traced: bool = False
+    began: float = 0.0
+    watched: tuple[Watched, ...] = ()
+    own: frozenset[str] | None = None
+
+    @cached_property
+    def log(self) -> Path:
+        return self.folder / LOG_FILE
+
+    @property
+    def trace(self) -> Path:
+        return self.folder / "trace"
+
+    def input_folder(self, slot: str) -> Path:
+        return self.folder / "inputs" / slot
+
+    def output_folder(self, slot: str) -> str:
+        return f"{self.folder}{os.sep}outputs{os.sep}{slot}"
+
+    def output_path(self, slot: str) -> str:
+        """The path to which a stage that works in place must write *slot*: the value of ``{outputs.SLOT}``."""
+        return f"{self.output_folder(slot)}{os.sep}{self.node.paths[slot].rstrip('/')}"
+
+    def make_output_folders(self) -> None:
+        """Create the folders of all slots; for a stage that works in place, the parents of its declared paths."""
+        if self.at is None:
+            for slot in self.node.stage.outputs:
+                os.makedirs(self.output_folder(slot))  # noqa: PTH103
+            return
+        for slot, path in self.node.paths.items():
+            target = self.output_path(slot)
+            folder = target if path.endswith("/") else os.path.dirname(target)  # noqa: PTH120 - runs thousands of times
+            if not os.path.isdir(folder):  # noqa: PTH112
+                os.makedirs(folder)  # noqa: PTH103
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    ``error`` is empty after success. ``progress`` is the last progress that the work reported. ``is_own_message``: the
+    error is a message of this program that needs no lines of the log next to it.
+    """
+
+    elapsed_seconds: float = 0.0
+    metrics: JsonObject = field(default_factory=dict)
+    error: str = ""
+    advice: str = ""
+    progress: Progress | None = None
+    is_own_message: bool = False
+
+
+class Executor(Protocol):
+    """Runs jobs. ``run`` is called from several threads at once."""
+
+    def run(self, job: Job) -> Outcome:
+        """Do the work of *job* and wait until it ends. Never raises for a failure of the stage."""
+
+    def stop(self) -> None:
+        """Kill everything that runs, and refuse to run anything more."""
 
 
 class LocalExecutor:
@@ -49,7 +132,6 @@ class LocalExecutor:
         self._groups: set[ProcessGroup] = set()
         self._lock = threading.Lock()
         self._stopped = False
-        self._minimum = minimal_environment()
         self._reaper: Reaper | None = None
 
     def run(self, job: Job) -> Outcome:
@@ -90,8 +172,11 @@ class LocalExecutor:
             if job.node.interpreter is not None:
                 return self._run_elsewhere(job, job.node.interpreter, work, environment)
             return self._run(job, [*arguments, ".."], work, environment)
-        environment = {**self._minimum, **python_path(), **_declared(job.node), **temporary_environment(temporary)}
-        return self._run(job, [*arguments, str(job.folder)], job.at, environment)
+        # Imported here, as below: most builds have no stages of a recipe's own.
+        from winml_dag.engine.command import minimal_environment
+
+        own = {**python_path(), **_declared(job.node), **temporary_environment(temporary)}
+        return self._run(job, [*arguments, str(job.folder)], job.at, {**minimal_environment(), **own})
 
     def _run_elsewhere(self, job: Job, interpreter: Path, work: Path, environment: Mapping[str, str]) -> Outcome:
         script = Path(__file__).with_name("elsewhere.py")
@@ -111,6 +196,8 @@ class LocalExecutor:
             ) from error
 
     def _run_command(self, job: Job, temporary: str) -> Outcome:
+        from winml_dag.engine.command import config_texts, fill, find_program, minimal_environment
+
         node = job.node
         assert node.command is not None
         assert job.at is not None
@@ -120,7 +207,7 @@ class LocalExecutor:
             "config": config_texts(node.config),
         }
         arguments = [fill(argument, names) for argument in node.command.arguments]
-        environment = {**self._minimum, **temporary_environment(temporary), **node.command.environment}
+        environment = {**minimal_environment(), **temporary_environment(temporary), **node.command.environment}
         # Use the program that is in the key, even if another one comes before it on PATH now.
         known = node.tools.get("program")
         program = str(known) if known else find_program(arguments[0], job.at, environment)
@@ -141,8 +228,12 @@ class LocalExecutor:
         self, job: Job, arguments: list[str], folder: Path, environment: Mapping[str, str], program: str | None = None
     ) -> Outcome:
         if job.hidden is not None:
+            from winml_dag.engine.sandbox import confined
+
             arguments, program = confined(arguments, program, job.hidden, job.folder), None
         elif job.is_traced:
+            from winml_dag.engine.sandbox import traced
+
             arguments, program = traced(arguments, program, job.trace), None
         began = time.monotonic()
         with self._lock:
@@ -212,8 +303,8 @@ def _worker_outcome(job: Job, code: int, result: Result | None, elapsed: float) 
 
 def _of_command(job: Job, code: int) -> str:
     """Advice for a command that ended with *code*."""
-    needed = [name for name in LIBRARY_PATHS if name in os.environ and name not in _declared(job.node)]
-    if code == CANNOT_RUN and needed:
+    needed = [name for name in _LIBRARY_PATHS if name in os.environ and name not in _declared(job.node)]
+    if code == _CANNOT_RUN and needed:
         return f"{needed[0]} of your environment does not reach a command. If it needs that, declare it under env."
     return _last_words(job.log)
 
@@ -236,6 +327,11 @@ def python_path() -> dict[str, str]:
     package = str(Path(__file__).resolve().parents[2])
     search = os.environ.get("PYTHONPATH")
     return {"PYTHONPATH": package if not search else os.pathsep.join([package, search])}
+
+
+def temporary_environment(folder: str) -> dict[str, str]:
+    """The variables that name the temporary folder on every system."""
+    return dict.fromkeys(("TMPDIR", "TEMP", "TMP"), folder)
 
 
 # Addresses with passwords, tokens and signing keys. No stage needs them.
@@ -267,3 +363,34 @@ def worker_environment(temporary: str) -> dict[str, str]:
 def _more_time(node: Node) -> str:
     where = "--stage-timeout" if node.folder is None else "timeout in the recipe, or with --stage-timeout"
     return f"Give it more time with {where}."
+
+
+def log_tail(log: Path, lines: int = _TAIL_LINES) -> tuple[str, ...]:
+    """The last *lines* of a log. Reads at most its last 64 KiB, however large it is."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - 65536))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return ()
+    return tuple(line for line in text.splitlines() if line.strip())[-lines:]
+
+
+def shorten_log(log: Path, largest_bytes: int = _LARGEST_LOG_BYTES) -> None:
+    """Replace the middle of *log* with a marker if it is larger than *largest_bytes*.
+
+    Does nothing if the log does not exist; its readers handle that.
+    """
+    half = largest_bytes // 2
+    with suppress(FileNotFoundError):
+        # The usual case: one stat, and no file is opened.
+        if os.stat(log).st_size <= largest_bytes:  # noqa: PTH116 - for each of thousands of stages
+            return
+        with open(log, "r+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(-half, os.SEEK_END)
+            end = file.read()
+            file.seek(half)
+            file.write(b"\n[... %d bytes are omitted here ...]\n" % (size - 2 * half))
+            file.write(end)
+            file.truncate()

@@ -4,8 +4,8 @@ Each path is checked with one ``stat``, and hashed only if that shows a change s
 copies that are renamed into position, so a reader sees either the old file or the new one. Until a copy is complete it
 is in a folder that no stage reads. No link on the way to the output path is followed.
 
-This module also lists input folders and the files of a record in the user's folder. Listing follows links to folders,
-since programs follow them: their targets are read, so they belong in the key.
+This module also lists input folders. Listing follows links to folders, since programs follow them: their targets are
+read, so they belong in the key.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,12 +21,11 @@ from pathlib import Path
 from winml_dag.engine.stage import Node, SourceFile
 from winml_dag.errors import InputError, StoreError, UsageError
 from winml_dag.file_reading import CHANGED, Signature, before_reading, is_racy, signature_of
-from winml_dag.names import parents
+from winml_dag.names import KEPT, parents
 from winml_dag.store.artifact import Artifact, FileEntry
-from winml_dag.store.below import Below, LinkOnTheWay
 from winml_dag.store.blobs import BlobDamaged
 from winml_dag.store.digest import digest_file, split_digest
-from winml_dag.store.files import PARTIAL, in_plain_words, in_words, partial_name
+from winml_dag.store.files import PARTIAL, Below, LinkOnTheWay, in_plain_words, in_words, partial_name
 from winml_dag.store.records import Record
 from winml_dag.store.store import Store
 
@@ -95,7 +94,7 @@ class InPlace:
         """
         if node.folder is None:
             return
-        for file in placed_files(node, record.outputs):
+        for file in node.placed_files(record.outputs):
             self.put_file(node.folder, file)
 
     def put_file(self, folder: Path, file: FileEntry) -> str:
@@ -283,34 +282,3 @@ def _list(folder: Path, prefix: str, around: Iterable[str], found: Listing) -> N
             _list(path, f"{prefix}{entry.name}/", (*around, real), found)
         elif entry.is_symlink() and not path.exists():
             found.dangling.append(path)
-
-
-# In a recipe's folder: manifests of builds without an output folder, and files that are not yet complete.
-KEPT = ".winml-dag"
-
-
-def placed_files(node: Node, outputs: Mapping[str, Artifact]) -> Iterator[FileEntry]:
-    """The files of *outputs*, by slot, that are in the folder of *node*, under their names there.
-
-    Raises:
-        UsageError: when a stage output several files where the recipe declares one.
-    """
-    for slot in node.paths:
-        yield from placed_in(node, slot, outputs[slot])
-
-
-def placed_in(node: Node, slot: str, output: Artifact) -> Iterator[FileEntry]:
-    """The same for one slot."""
-    path, files = node.paths[slot], output.files
-    if node.stage.works_in_place:
-        yield from files
-    elif path.endswith("/"):
-        yield from (replace(file, name=path + file.name) for file in files)
-    elif len(files) == 1:
-        yield replace(files[0], name=path)
-    else:
-        names = ", ".join(file.name for file in files) or "none"
-        raise UsageError(
-            f"{node.id} did not write exactly one file to {slot!r}: {names}.",
-            advice=f"Give it a folder in the recipe: {slot}: {path}/",
-        )

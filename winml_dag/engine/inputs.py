@@ -11,21 +11,30 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from winml_dag.engine.execute import Job
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.inplace import InPlace, placed_in
-from winml_dag.engine.job import Job
 from winml_dag.engine.stage import FileAccess, Node, Source, SourceFile
-from winml_dag.engine.watch import Watched, WatchedFile, changed, watch_file, watch_folders, watch_tool
-from winml_dag.errors import StageError
+from winml_dag.errors import InputError, StageError
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.clone import clone_file
 from winml_dag.store.digest import Fingerprints, split_digest
 from winml_dag.store.store import Store
 
+if TYPE_CHECKING:
+    from winml_dag.engine.inplace import InPlace
+    from winml_dag.engine.watch import Watched, WatchedFile
+
 # The file that represents an artifact of several files in a command, if exactly one file has this suffix.
 _MAIN_SUFFIX = ".onnx"
+
+
+def changed(path: Path | str, advice: str = "Build again when it has come to rest.") -> InputError:
+    """The error for an input that no longer matches the key."""
+    return InputError(f"{path} changed while it was being used, so nothing was stored.", advice=advice)
 
 
 class Preparer:
@@ -42,11 +51,18 @@ class Preparer:
         self._graph = graph
         self._store = store
         self._fingerprints = fingerprints
-        self._in_place = in_place or InPlace(store)
+        self._given = in_place
         self._confines = in_place is None or access is FileAccess.SANDBOX
         self._access = access
         # By path, digest, and the folder of the stage if they lie in it. Thousands of commands run the same program.
         self._tools: dict[tuple[str, str, Path | None], WatchedFile] = {}
+
+    @cached_property
+    def _in_place(self) -> InPlace:
+        # Imported here, and what watches below: most builds have no stages of a recipe's own.
+        from winml_dag.engine.inplace import InPlace
+
+        return self._given or InPlace(self._store)
 
     def prepare(self, folder: Path, node: Node, inputs: Mapping[str, Artifact], timeout_seconds: float) -> Job:
         """Place the inputs of *node* in *folder*; *inputs* has its artifacts by slot.
@@ -82,6 +98,8 @@ class Preparer:
 
     def _in_folder(self, job: Job, inputs: Mapping[str, Artifact]) -> Job:
         """The job in the user's folder, where files that other stages output are written first, or in its own."""
+        from winml_dag.engine.watch import watch_file, watch_folders
+
         node, user_folder = job.node, job.node.folder
         if user_folder is None:
             raise StageError(f"{node.id} works in place, and has no folder to work in.")
@@ -138,6 +156,10 @@ class Preparer:
 
         A tool that is as it was for an earlier stage is watched from then on.
         """
+        if not node.tools:
+            return []
+        from winml_dag.engine.watch import watch_tool
+
         found = []
         for name, path in node.tools.items():
             lies_in_it = str(path).startswith(f"{folder}{os.sep}")
@@ -171,7 +193,7 @@ class Preparer:
         slot = maker.slot_of(name)
         if maker.folder != folder or slot not in maker.paths:
             return None
-        return maker.paths[slot], Artifact(tuple(placed_in(maker, slot, artifact)))
+        return maker.paths[slot], Artifact(tuple(maker.placed_in(slot, artifact)))
 
     def _private(self, job: Job, slot: str, artifact: Artifact) -> str:
         """A copy for this job alone: the path of its only file, of its only model file, or else of its folder."""

@@ -23,18 +23,15 @@ from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
 
 from winml_dag.engine import events
 from winml_dag.engine.events import StageResult, Status
-from winml_dag.engine.execute import LocalExecutor
+from winml_dag.engine.execute import LOG_FILE, Executor, Job, LocalExecutor, Outcome, log_tail, shorten_log
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.inplace import InPlace
 from winml_dag.engine.inputs import Preparer
-from winml_dag.engine.job import LOG_FILE, Executor, Job, Outcome, log_tail, shorten_log
 from winml_dag.engine.plan import Reuse, Run
 from winml_dag.engine.progress import Watch
-from winml_dag.engine.sandbox import check_done, explain
 from winml_dag.engine.stage import FileAccess, Node
 from winml_dag.errors import Interrupted, WinmlDagError
 from winml_dag.store.artifact import Artifact, FileEntry
@@ -43,6 +40,9 @@ from winml_dag.store.digest import Fingerprints
 from winml_dag.store.files import in_words, remove_tree
 from winml_dag.store.records import Record
 from winml_dag.store.store import Store
+
+if TYPE_CHECKING:
+    from winml_dag.engine.inplace import InPlace
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,11 @@ class Runner:
                 shorten_log(log)
                 self._preparer.check(job, inputs)
                 if not outcome.error:
-                    check_done(job)
+                    if job.at is not None or node.paths:
+                        # Imported here, as below: most builds have no stages of a recipe's own.
+                        from winml_dag.engine.sandbox import check_done
+
+                        check_done(job)
                     record = self._publish(job, decision, inputs, outcome)
                     folder.keep = True
                     if self._in_place is not None:
@@ -172,7 +176,9 @@ class Runner:
             if job is None and isinstance(error, BlobDamaged):
                 return Damaged(error.file)
             outcome = replace(outcome, error=error.message, advice=error.advice)
-        if job is not None:
+        if job is not None and job.own is not None:
+            from winml_dag.engine.sandbox import explain
+
             outcome = explain(job, outcome, log_tail(log))
         return self._failed(node, decision, outcome, log)
 

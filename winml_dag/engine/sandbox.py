@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from winml_dag.engine.job import Job, Outcome
+from winml_dag.engine.execute import Job, Outcome
 from winml_dag.errors import StageError, UsageError
 from winml_dag.store.files import files_below, name_below
 

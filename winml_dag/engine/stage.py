@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.progress import OnProgress, no_progress
-from winml_dag.errors import StageError
-from winml_dag.store.artifact import Artifact
+from winml_dag.errors import StageError, UsageError
+from winml_dag.store.artifact import Artifact, FileEntry
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -180,6 +180,31 @@ class Node:
 
     def kind(self, slot: str) -> str:
         return self.kinds.get(slot, self.stage.outputs[slot])
+
+    def placed_files(self, outputs: Mapping[str, Artifact]) -> Iterator[FileEntry]:
+        """The files of *outputs*, by slot, that are in ``folder``, under their names there.
+
+        Raises:
+            UsageError: when a stage output several files where the recipe declares one.
+        """
+        for slot in self.paths:
+            yield from self.placed_in(slot, outputs[slot])
+
+    def placed_in(self, slot: str, output: Artifact) -> Iterator[FileEntry]:
+        """The same for one slot."""
+        path, files = self.paths[slot], output.files
+        if self.stage.works_in_place:
+            yield from files
+        elif path.endswith("/"):
+            yield from (replace(file, name=path + file.name) for file in files)
+        elif len(files) == 1:
+            yield replace(files[0], name=path)
+        else:
+            names = ", ".join(file.name for file in files) or "none"
+            raise UsageError(
+                f"{self.id} did not write exactly one file to {slot!r}: {names}.",
+                advice=f"Give it a folder in the recipe: {slot}: {path}/",
+            )
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from winml_dag.engine.inplace import InPlace, list_folder
+from winml_dag.engine.inputs import changed
 from winml_dag.engine.stage import Source
-from winml_dag.errors import InputError
 from winml_dag.file_reading import Signature, signature_from, signature_of
 from winml_dag.store.artifact import FileEntry
 
@@ -27,11 +27,6 @@ _COME_OR_GONE = "Something came or went in it. If that was the stage itself, let
 # A link or folder on the way to a file: its path, the target of a link or None, and its signature.
 _Step: TypeAlias = tuple[str, str | None, Signature]
 _Way: TypeAlias = list[_Step]
-
-
-def changed(path: Path | str, advice: str = "Build again when it has come to rest.") -> InputError:
-    """The error for an input that no longer matches the key."""
-    return InputError(f"{path} changed while it was being used, so nothing was stored.", advice=advice)
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,28 @@
 """Which execution providers can be used: resolve targets, find packages and libraries, and report what is missing.
 
-Only files are checked. onnxruntime is never imported here, because planning must not wait for it.
+Only files are checked. onnxruntime is never imported here, because planning must not wait for it. Environments of
+remote machines apply to the whole process, as long as those machines are connected.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from winml_dag.configuration import ENVIRONMENTS_VARIABLE
-from winml_dag.ep.environments import Environment, Named, is_elsewhere, look, named_environments
+from winml_dag.configuration import CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE, config_file
 from winml_dag.ep.provider import ExecutionProvider, Package, Target, nearest
 from winml_dag.ep.registry import AUTO, CPU, DEVICES, drivers, execution_providers, find_ep
-from winml_dag.ep.windowsml import is_windows, library_in_catalog
 from winml_dag.errors import UsageError
 from winml_dag.file_reading import before_reading
+
+if TYPE_CHECKING:
+    from winml_dag.ep.environments import Environment
 
 _SHARED_LIBRARY = (".dll", ".so", ".dylib")
 _IN_NAME = ".so."  # libtensorrt_rtx.so.1.7.1
@@ -62,6 +66,22 @@ def resolve_target(ep: str | None, device: str | None) -> Target:
     return Target(candidates[0], device, is_open=True) if found is None else Target(found, device)
 
 
+@dataclass(frozen=True)
+class RunTarget:
+    """The target on which a stage runs a model.
+
+    ``execution_provider`` is the full name; ``provider_options`` are those of a session. None of the options names a
+    file: such options control compilation, and their files would not be among the inputs.
+    """
+
+    execution_provider: str
+    device: str
+    provider_options: Mapping[str, str] = field(default_factory=dict)
+
+    def resolve(self) -> Target:
+        return resolve_target(self.execution_provider, self.device)
+
+
 def _lacking(ep: ExecutionProvider, device: str) -> int:
     """Return how many requirements of *ep* for *device* are missing; 0 for one on another machine."""
     return 0 if is_elsewhere(ep.alias) else ep.lacks(device)
@@ -75,7 +95,18 @@ def _drives(ep: ExecutionProvider) -> bool:
     if package is None or not package.catalog:
         return package is not None
     # One package contains the whole catalog. The catalog of another environment cannot be queried.
-    return environment is not None or library_in_catalog(ep.name) is not None
+    return environment is not None or _library_in_catalog(ep) is not None
+
+
+def _library_in_catalog(ep: ExecutionProvider) -> Path | None:
+    # Imported here: only Windows has the catalog.
+    from winml_dag.ep.windowsml import library_in_catalog
+
+    return library_in_catalog(ep.name)
+
+
+def is_windows() -> bool:
+    return sys.platform == "win32"
 
 
 def environment_of(ep: ExecutionProvider) -> Environment | None:
@@ -84,20 +115,30 @@ def environment_of(ep: ExecutionProvider) -> Environment | None:
     Raises:
         UsageError: the configuration names an unknown provider, or something that is not an environment for *ep*.
     """
-    named = {each: _named_ep(each) for each in named_environments()}
-    chosen = [each for each, known in named.items() if known == ep]
+    if not _are_environments_configured():
+        return None
+    # Imported here: most users have one environment.
+    from winml_dag.ep.environments import look, named_environments
+
+    chosen = [each for each in dict.fromkeys(named_environments()) if _named_ep(each.ep, each.where) == ep]
     if len(chosen) > 1 and chosen[0].source == chosen[1].source:
         raise UsageError(f"{chosen[0].where} and {chosen[1].where} are both for {ep.name}.", advice="Keep one of them.")
     return look(chosen[0]) if chosen else None
 
 
-def _named_ep(named: Named) -> ExecutionProvider:
+def _are_environments_configured() -> bool:
+    path = config_file()
+    before_reading(path)
+    return any(map(os.environ.get, (ENVIRONMENTS_VARIABLE, CONFIG_VARIABLE))) or path.exists()
+
+
+def _named_ep(name: str, where: str) -> ExecutionProvider:
     try:
-        ep = find_ep(named.ep)
+        ep = find_ep(name)
     except UsageError as error:
-        raise UsageError(f"{named.where}: {error.message}", advice=error.advice) from error
+        raise UsageError(f"{where}: {error.message}", advice=error.advice) from error
     if ep == CPU:
-        raise UsageError(f"{named.where}: {CPU.name} is part of every onnxruntime and runs here.", advice="Remove it.")
+        raise UsageError(f"{where}: {CPU.name} is part of every onnxruntime and runs here.", advice="Remove it.")
     return ep
 
 
@@ -191,7 +232,7 @@ def _folder(ep: ExecutionProvider, environment: Environment | None) -> Path | No
     if package is None:
         return None
     if package.catalog:
-        library = library_in_catalog(ep.name)
+        library = _library_in_catalog(ep)
         if library is None and environment is not None:
             raise UsageError(
                 f"{environment.where} has {ep.name} from the catalog of Windows ML, which cannot be asked from here.",
@@ -250,3 +291,49 @@ def what_is_missing(target: Target) -> str:
     if target.is_open:
         return f"No execution provider that drives the {target.device} is installed here."
     return f"{target.ep.name} is not installed here."
+
+
+@dataclass(frozen=True)
+class RemoteEnvironment:
+    """An environment of a remote machine.
+
+    Attributes:
+        distributions: installed packages with versions; names are normalized.
+        tools: what else is in the keys of work for its target: packages that provide the execution provider, digests of
+            its libraries, and possibly the processor or devices.
+        pools: devices that it reserves.
+    """
+
+    distributions: Mapping[str, str]
+    tools: Mapping[str, str] = field(default_factory=dict)
+    pools: tuple[str, ...] = ()
+
+
+_known: dict[str, RemoteEnvironment] = {}
+
+
+def environment_name(ep: str, device: str) -> str:
+    """Return the name of the environment for a target, the same on every machine; *ep* is the alias: ``qnn/npu``."""
+    return f"{ep}/{device}"
+
+
+def environment_elsewhere(name: str) -> RemoteEnvironment | None:
+    """Return the environment of that name, if some machine has it."""
+    return _known.get(name)
+
+
+def is_elsewhere(ep: str) -> bool:
+    """Return whether some machine has the provider with the alias *ep*, for any device."""
+    return any(name.startswith(f"{ep}/") for name in _known)
+
+
+@contextmanager
+def knowing(environments: Mapping[str, RemoteEnvironment]) -> Iterator[None]:
+    """Make *environments* available in addition to those of this machine, inside the block."""
+    before = dict(_known)
+    _known.update(environments)
+    try:
+        yield
+    finally:
+        _known.clear()
+        _known.update(before)

@@ -3,8 +3,6 @@
 onnxruntime, onnxruntime-openvino and onnxruntime-gpu are builds of one library under one name: only one of them can be
 installed in an environment. Another environment is inspected only by its files; no process is started, because planning
 uses this.
-
-Environments of remote machines apply to the whole process too, as long as those machines are connected.
 """
 
 from __future__ import annotations
@@ -13,8 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -207,49 +204,3 @@ def _site_packages(folder: Path, version: tuple[int, int] | None) -> Iterator[Pa
     # Some Linux distributions keep packages with libraries in lib64; on others lib64 is a link to lib.
     if not (folder / "lib64").is_symlink() and (folder / "lib64" / name / "site-packages").is_dir():
         yield folder / "lib64" / name / "site-packages"
-
-
-@dataclass(frozen=True)
-class RemoteEnvironment:
-    """An environment of a remote machine.
-
-    Attributes:
-        distributions: installed packages with versions; names are normalized.
-        tools: what else is in the keys of work for its target: packages that provide the execution provider, digests of
-            its libraries, and possibly the processor or devices.
-        pools: devices that it reserves.
-    """
-
-    distributions: Mapping[str, str]
-    tools: Mapping[str, str] = field(default_factory=dict)
-    pools: tuple[str, ...] = ()
-
-
-_known: dict[str, RemoteEnvironment] = {}
-
-
-def environment_name(ep: str, device: str) -> str:
-    """Return the name of the environment for a target, the same on every machine; *ep* is the alias: ``qnn/npu``."""
-    return f"{ep}/{device}"
-
-
-def environment_elsewhere(name: str) -> RemoteEnvironment | None:
-    """Return the environment of that name, if some machine has it."""
-    return _known.get(name)
-
-
-def is_elsewhere(ep: str) -> bool:
-    """Return whether some machine has the provider with the alias *ep*, for any device."""
-    return any(name.startswith(f"{ep}/") for name in _known)
-
-
-@contextmanager
-def knowing(environments: Mapping[str, RemoteEnvironment]) -> Iterator[None]:
-    """Make *environments* available in addition to those of this machine, inside the block."""
-    before = dict(_known)
-    _known.update(environments)
-    try:
-        yield
-    finally:
-        _known.clear()
-        _known.update(before)

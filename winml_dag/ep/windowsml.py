@@ -7,19 +7,15 @@ user, because a build downloads nothing.
 from __future__ import annotations
 
 import importlib
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from winml_dag.ep.availability import is_windows
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
 
 _MODULE = "windowsml"
-
-
-def is_windows() -> bool:
-    return sys.platform == "win32"
 
 
 def library_in_catalog(name: str) -> Path | None:

@@ -12,18 +12,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from winml_dag.engine.inplace import KEPT
 from winml_dag.engine.keys import config_hash
 from winml_dag.errors import UsageError
 from winml_dag.file_reading import read_json
-from winml_dag.names import parents
+from winml_dag.names import KEPT, parents
 from winml_dag.pipeline.commit import held
 from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST
 from winml_dag.pipeline.manifest import Manifest, read_manifest
 from winml_dag.store.artifact import FileEntry
-from winml_dag.store.below import Below
 from winml_dag.store.digest import Fingerprints
-from winml_dag.store.files import in_words
+from winml_dag.store.files import Below, in_words
 from winml_dag.store.store import Store
 
 

@@ -30,8 +30,7 @@ from typing import TYPE_CHECKING
 
 from winml_dag.errors import StoreError
 from winml_dag.file_reading import read_json, signature_from, was_read
-from winml_dag.store.below import Below
-from winml_dag.store.files import write_whole
+from winml_dag.store.files import Below, write_whole
 
 if TYPE_CHECKING:
     from winml_dag.store.store import Store

@@ -7,13 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from winml_dag.engine.inplace import KEPT
 from winml_dag.engine.keys import distribution_version
 from winml_dag.engine.stage import Skip, Source, SourceFile
 from winml_dag.errors import InputError, RecipeError, UsageError
-from winml_dag.explanation import explanation
 from winml_dag.file_reading import before_reading, before_reading_folders, read_json
-from winml_dag.names import is_safe_part
+from winml_dag.names import KEPT, is_safe_part
 from winml_dag.pipeline.context import ResolveContext
 from winml_dag.pipeline.model import Model, ModelFolder, find_processor_folder
 from winml_dag.recipe.load import resolve_path
@@ -189,6 +187,8 @@ def _found_with(path: Path) -> Mapping[str, object]:
         # Real data has no distribution, but a fully written recipe still names one.
         return found if came["distribution"] is None else {**found, "distribution": came["distribution"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
+        from winml_dag.explanation import explanation
+
         raise InputError(
             f"quant.calibration_load_path: {path} has no activation ranges as calibrate writes them"
             f" ({explanation(error)}).",

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from winml_dag.engine.execute import LocalExecutor
-from winml_dag.engine.job import LOG_FILE, Job, log_tail
+from winml_dag.engine.execute import LOG_FILE, Job, LocalExecutor, log_tail
 from winml_dag.engine.keys import installed_distributions, normalised
 from winml_dag.engine.stage import Node
 from winml_dag.engine.worker import RESULT_FILE

@@ -72,8 +72,7 @@ def ep_place(target: Target, fingerprints: Fingerprints) -> EpPlace:
     if target.ep == CPU:
         return HERE
     # Imported here: the CPU does not need it.
-    from winml_dag.ep.availability import libraries_of
-    from winml_dag.ep.environments import environment_elsewhere, environment_name
+    from winml_dag.ep.availability import environment_elsewhere, environment_name, libraries_of
 
     name = environment_name(target.ep.alias, target.device)
     elsewhere = None if installed(target.ep) else environment_elsewhere(name)

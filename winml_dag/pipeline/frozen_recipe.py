@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.engine.execute import LocalExecutor
-from winml_dag.engine.job import Job
+from winml_dag.engine.execute import Job, LocalExecutor
 from winml_dag.engine.stage import Node, Source, Stage, config_json
 from winml_dag.errors import StageError, UsageError
 from winml_dag.pipeline.context import ResolveContext

@@ -26,7 +26,6 @@ from winml_dag.stages.builtin import LINE
 from winml_dag.stages.compile import CompileConfig
 from winml_dag.stages.export import ComponentsConfig
 from winml_dag.stages.quantize import quantize_stage
-from winml_dag.stages.sensitivity import SENSITIVITY
 from winml_dag.stages.validate import ValidateConfig
 from winml_dag.store.digest import Fingerprints
 
@@ -139,6 +138,8 @@ class Line:
             processor = given.get("input_processor")
             self._artifacts |= {"data": None, "input_data": given["input_data"], "processor": processor}
         if build.sensitivity is not None:
+            from winml_dag.stages.sensitivity import SENSITIVITY
+
             yield self._node("sensitivity", SENSITIVITY, config_json(build.sensitivity))
         for node_id, quantize in zip(quantize_ids(build), build.chosen("quantize") or (), strict=False):
             yield self._taken(self._node(node_id, quantize_stage(quantize.quant.mode), config_json(quantize)))

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.events import StageResult
-from winml_dag.engine.inplace import placed_files
 from winml_dag.engine.keys import config_hash
 from winml_dag.engine.stage import Node
 from winml_dag.errors import StoreError
@@ -318,9 +317,7 @@ def _stage(
             slot: {"digest": artifact.digest, "size": artifact.size, "files": artifact.to_json()}
             for slot, artifact in sorted(record.outputs.items())
         },
-        **(
-            {} if node.folder is None else {"placed": [entry.to_json() for entry in placed_files(node, record.outputs)]}
-        ),
+        **({} if node.folder is None else {"placed": [entry.to_json() for entry in node.placed_files(record.outputs)]}),
         "toolchain": record.key_inputs.toolchain,
         "metrics": metrics,
         "made_at": record.made_at,

@@ -17,12 +17,12 @@ from winml_dag.pipeline.context import ResolveContext
 from winml_dag.pipeline.model import OnnxFile
 from winml_dag.pipeline.request import Request, beside
 from winml_dag.pipeline.resolve import resolve
-from winml_dag.pipeline.stageconfigs import sensitivity_config
 from winml_dag.pipeline.variant import Build, CompositeBuild, SavePath
 from winml_dag.recipe.load import LoadedRecipe
 from winml_dag.stages import artifact_types
 from winml_dag.stages.builtin import LINE
 from winml_dag.stages.finalize import FinalizeConfig
+from winml_dag.stages.sensitivity import SensitivityConfig
 from winml_dag.stages.shared import MOST_MODELS, FinalizeSharedConfig
 
 _HALF_TYPES = ("float16", "bfloat16")
@@ -182,7 +182,7 @@ def _ranking(build: Build) -> Build:
             f"--sensitivity runs the samples that are kept back for validation, but {validate.reason}.",
             advice="Remove one of the two.",
         )
-    return replace(build, sensitivity=sensitivity_config(build.configs["quantize"][0], validate))
+    return replace(build, sensitivity=SensitivityConfig.of(build.configs["quantize"][0], validate))
 
 
 def _save_path(build: Build, path: Path) -> SavePath:

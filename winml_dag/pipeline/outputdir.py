@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject, canonical_json
-from winml_dag.engine.inplace import KEPT
 from winml_dag.errors import RecipeError, UsageError
+from winml_dag.names import KEPT
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.recipe.load import LoadedRecipe, relocated
 

@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING
 from winml_dag import file_reading
 from winml_dag.canonical import JsonValue
 from winml_dag.engine.events import StageResult
-from winml_dag.engine.inplace import placed_files
-from winml_dag.ep.environments import environment_elsewhere
 from winml_dag.errors import InputError, WinmlDagError
 from winml_dag.file_reading import (
     CHANGED,
@@ -153,7 +151,7 @@ def keep_finished(
     placed = {
         result.node.id: {
             placed_text(result.node.folder, entry.name): entry.digest
-            for entry in placed_files(result.node, result.record.outputs)
+            for entry in result.node.placed_files(result.record.outputs)
         }
         for result in results.values()
         if result.node.folder is not None and result.record is not None
@@ -281,6 +279,7 @@ def plan_request(
         with suppress(*MALFORMED, InputError):
             return load_plan(current_plan, store, part=part)
     # Imported here: a current plan needs neither recipe nor declarations, which take 0.1 s to import.
+    from winml_dag.ep.availability import environment_elsewhere
     from winml_dag.pipeline.plan import plan_build
     from winml_dag.pipeline.resolve import build_of
     from winml_dag.pipeline.variant import OnlyDeclared

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.inplace import placed_files
 from winml_dag.engine.stage import Command, InputSlot, Memory, Node, Source, SourceFile, Stage
 from winml_dag.file_reading import PER_PATH
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary, Step
@@ -208,7 +207,7 @@ class CachedPlan:
     def _placed(self, nodes: Sequence[Node], places: Sequence[int]) -> Iterator[tuple[str, tuple[FileEntry, ...]]]:
         for node, place in zip(nodes, places, strict=True):
             if node.folder is not None and (outputs := self._outputs_of(place)):
-                yield node.id, tuple(placed_files(node, outputs))
+                yield node.id, tuple(node.placed_files(outputs))
 
     def _given(self, places: Sequence[int], stages: Sequence[Stage]) -> Iterator[tuple[str, tuple[Node, Artifact]]]:
         """Yield what nodes outside of *places* output for those inside: maker and artifact by name."""

@@ -30,7 +30,7 @@ from winml_dag.pipeline.layout import (
 )
 from winml_dag.pipeline.manifest import is_of_winml_cli, make_manifest, manifest_text, read_manifest, with_part
 from winml_dag.store.artifact import Artifact, FileEntry
-from winml_dag.store.below import Below
+from winml_dag.store.files import Below
 from winml_dag.store.store import Store
 
 if TYPE_CHECKING:

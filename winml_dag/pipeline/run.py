@@ -27,8 +27,8 @@ from winml_dag.store.store import Store
 
 if TYPE_CHECKING:
     from winml_dag.engine.eta import Eta
+    from winml_dag.engine.execute import Executor
     from winml_dag.engine.inplace import InPlace
-    from winml_dag.engine.job import Executor
     from winml_dag.engine.stage import Node
     from winml_dag.pipeline.cluster.cluster import Cluster
 

@@ -6,11 +6,10 @@ Each function is named in a row of :mod:`winml_dag.stages.builtin`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields as fields_of
 from typing import get_args
 
 from winml_dag.engine.stage import Skip
-from winml_dag.ep.availability import can_be_asked, is_at_hand
+from winml_dag.ep.availability import RunTarget, can_be_asked, is_at_hand
 from winml_dag.ep.provider import compile_options, complete_options
 from winml_dag.ep.registry import CPU, Target
 from winml_dag.errors import RecipeError, UsageError
@@ -32,8 +31,6 @@ from winml_dag.stages.optimize import OptimizeConfig, OptimizeTarget, select
 from winml_dag.stages.quality import Bounds, rounding
 from winml_dag.stages.quantize import QuantizeConfig
 from winml_dag.stages.samples import Columns
-from winml_dag.stages.sensitivity import RankedFields, SamplesFields, SensitivityConfig
-from winml_dag.stages.target import RunTarget
 from winml_dag.stages.validate import CLASSIFYING_TASKS, ValidateConfig, ValidateFields
 
 # From 21 on, uint16 QDQ is plain ONNX; 23 adds an Attention operator that QNN leaves on the CPU (1 graph became 4).
@@ -311,15 +308,6 @@ def validate(build: Decisions) -> ValidateConfig | Skip:
     named = file_option_names(context, target)
     options = {name: value for name, value in provider_options(context, target).items() if name not in named}
     return ValidateConfig(fields, RunTarget(target.ep.name, target.device, options), names)
-
-
-def sensitivity_config(quantize: QuantizeConfig, validate: ValidateConfig) -> SensitivityConfig:
-    """Return the config for ranking the nodes that *quantize* quantizes, on the samples of *validate*."""
-    same = {field.name: getattr(quantize.quant, field.name) for field in fields_of(quantize.quant)}
-    columns = None if validate.quant is None else validate.quant.columns_mapping
-    of = validate.validate
-    samples = SamplesFields(of.samples, of.seed, of.classifies, of.calibrated)
-    return SensitivityConfig(RankedFields(**same, columns_mapping=columns), quantize.target, samples)
 
 
 def finalize(build: Decisions) -> FinalizeConfig:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from winml_dag.errors import InputError
+from winml_dag.names import KEPT
 from winml_dag.pipeline.layout import MANIFEST
 from winml_dag.pipeline.manifest import Manifest, read_manifest
 from winml_dag.pipeline.sweep.result import (
@@ -22,9 +23,6 @@ from winml_dag.pipeline.sweep.result import (
     SweepResult,
     read_sweep,
 )
-
-# Folder for the manifests of builds of user-defined stages, below the recipe's folder.
-KEPT = ".winml-dag"
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject, canonical_json
 from winml_dag.engine.stage import InputSlot, Memory, Stage, Workspace
+from winml_dag.ep.availability import RunTarget
 from winml_dag.ep.registry import CPU, Target
 from winml_dag.errors import MeasuredError, StageError
 from winml_dag.stages import artifact_types
 from winml_dag.stages.quality import MOST_NOISE, Bounds, scale_tolerance, too_large_or_small
 from winml_dag.stages.samples import Columns
-from winml_dag.stages.target import RunTarget
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,22 +17,7 @@ from pathlib import Path
 
 from winml_dag.canonical import JsonObject, JsonValue, canonical_json
 from winml_dag.errors import StoreError
-from winml_dag.names import is_safe_part
-from winml_dag.store.files import files_below, name_below
-
-
-def check_name(name: str) -> str:
-    """Return *name* if it is a safe relative name, with ``/`` as separator, on every system.
-
-    Records and external-data locations may come from others. A name that leaves its folder, is absolute, means a
-    device, or that Windows would silently change (a trailing dot or blank) is rejected.
-
-    Raises:
-        StoreError: with the rejected name.
-    """
-    if not all(map(is_safe_part, name.split("/"))):
-        raise StoreError(f"{name!r} is not a safe file name inside an artifact.")
-    return name
+from winml_dag.store.files import check_name, files_below, name_below
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 from winml_dag.errors import StoreError
 from winml_dag.file_reading import probe_clock, read_text
-from winml_dag.store.artifact import Artifact, FileEntry, check_name, output_files
+from winml_dag.store.artifact import Artifact, FileEntry, output_files
 from winml_dag.store.blobs import BlobDamaged, Blobs
 from winml_dag.store.cache_folder import FORMAT, MARKER, function_of
 from winml_dag.store.digest import DigestFunction, Fingerprints
-from winml_dag.store.files import PARTIAL, in_words, partial_beside
+from winml_dag.store.files import PARTIAL, check_name, in_words, partial_beside
 from winml_dag.store.locks import Locks, Scratch, never
 from winml_dag.store.records import Record, Records, check_key
 from winml_dag.store.usage import Traffic

@@ -14,7 +14,7 @@ from tiny_builds import build_tiny, save_model
 from winml_dag.cli import run
 from winml_dag.pipeline.clean import clean
 from winml_dag.pipeline.request import Overrides, Request
-from winml_dag.store.below import Below
+from winml_dag.store.files import Below
 from winml_dag.store.store import Store
 
 

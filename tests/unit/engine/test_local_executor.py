@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winml_dag.engine.execute import LocalExecutor
-from winml_dag.engine.job import LOG_FILE, Job, Outcome, log_tail, shorten_log
+from winml_dag.engine.execute import LOG_FILE, Job, LocalExecutor, Outcome, log_tail, shorten_log
 from winml_dag.engine.progress import PROGRESS_FILE, Progress, read_progress
 from winml_dag.engine.stage import InputSlot, Node, Stage
 

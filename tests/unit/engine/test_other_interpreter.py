@@ -12,8 +12,7 @@ import pytest
 
 import winml_dag
 from winml_dag.engine import elsewhere
-from winml_dag.engine.execute import LocalExecutor
-from winml_dag.engine.job import Job, Outcome
+from winml_dag.engine.execute import Job, LocalExecutor, Outcome
 from winml_dag.engine.stage import Node, Stage
 from winml_dag.engine.worker import Result
 

@@ -24,8 +24,7 @@ from winml_dag.engine.keys import cache_key, key_inputs_of, versions
 from winml_dag.engine.plan import Reuse
 from winml_dag.engine.run import RunOutcome
 from winml_dag.engine.stage import Node
-from winml_dag.ep.availability import installed
-from winml_dag.ep.environments import environment_elsewhere, knowing
+from winml_dag.ep.availability import environment_elsewhere, installed, knowing
 from winml_dag.ep.registry import QNN, Target
 from winml_dag.errors import StageError, UsageError
 from winml_dag.pipeline.cluster.cluster import require_shared

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from optimize_samples import graph
 
 from winml_dag.engine.stage import Workspace
+from winml_dag.ep.availability import RunTarget
 from winml_dag.stages.evaluate import EvaluateConfig, EvaluateFields
 from winml_dag.stages.evaluate.evaluation import run
-from winml_dag.stages.target import RunTarget
 
 WORDS = tuple(f"w{number}" for number in range(24))
 VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS)

@@ -13,10 +13,9 @@ from quantization_samples import put
 
 from winml_dag.engine.progress import OnProgress, no_progress
 from winml_dag.engine.stage import Workspace
-from winml_dag.ep.availability import resolve_target
+from winml_dag.ep.availability import RunTarget, resolve_target
 from winml_dag.ep.provider import complete_options
 from winml_dag.stages.quality import Bounds, rounding
-from winml_dag.stages.target import RunTarget
 from winml_dag.stages.validate import REPORT_NAME, ValidateConfig, ValidateFields, run
 
 CPU = RunTarget("CPUExecutionProvider", "cpu")

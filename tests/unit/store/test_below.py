@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from winml_dag.errors import StoreError
-from winml_dag.store import below as module
-from winml_dag.store.below import Below, LinkOnTheWay
+from winml_dag.store import files as module
+from winml_dag.store.files import Below, LinkOnTheWay
 
 PRECIOUS = {"file": "precious", "deep/file": "precious"}
 

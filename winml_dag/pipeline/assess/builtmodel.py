@@ -12,6 +12,7 @@ from pathlib import Path
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Source
+from winml_dag.ep.availability import RunTarget
 from winml_dag.ep.provider import complete_options
 from winml_dag.ep.registry import ExecutionProvider, Target, find_ep, is_emulated
 from winml_dag.errors import InputError, UsageError
@@ -26,7 +27,6 @@ from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.recipe.document import known_instead
 from winml_dag.recipe.load import load_recipe
 from winml_dag.stages import artifact_types
-from winml_dag.stages.target import RunTarget
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.store import Store
 

@@ -17,8 +17,7 @@ from pathlib import Path
 from winml_dag import TOOL_ID
 from winml_dag.canonical import JsonValue
 from winml_dag.engine.events import Observer, StageResult, Status
-from winml_dag.engine.execute import LocalExecutor
-from winml_dag.engine.job import Executor
+from winml_dag.engine.execute import Executor, LocalExecutor
 from winml_dag.engine.keys import cache_key
 from winml_dag.engine.plan import BuildState, plan_graph
 from winml_dag.engine.reproduce import Recorded, Rerun, Witness, run_again

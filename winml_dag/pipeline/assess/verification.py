@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.engine.inplace import KEPT
 from winml_dag.engine.keys import cache_key, config_hash
 from winml_dag.errors import InputError, StoreError
 from winml_dag.file_reading import MOST_BYTES_OF_MANY, parse_json, read_bytes, read_json
+from winml_dag.names import KEPT
 from winml_dag.pipeline.buildgraph import prefixed
 from winml_dag.pipeline.commit import is_changing
 from winml_dag.pipeline.documents import BuildManifest, Input, Output, Stage

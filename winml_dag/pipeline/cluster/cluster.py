@@ -19,14 +19,12 @@ from distributed import Scheduler, Security, SpecCluster
 from pydantic import ValidationError
 
 from winml_dag import __version__
-from winml_dag.engine.execute import python_path
+from winml_dag.engine.execute import LOG_FILE, log_tail, python_path
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.job import LOG_FILE, log_tail
 from winml_dag.engine.process import ProcessGroup
 from winml_dag.engine.resources import UNLIMITED, Capacity
 from winml_dag.engine.run import Runner
-from winml_dag.ep.availability import installed
-from winml_dag.ep.environments import knowing
+from winml_dag.ep.availability import installed, knowing
 from winml_dag.ep.registry import find_ep
 from winml_dag.errors import StageError, UsageError
 from winml_dag.pipeline.cluster.report import NO_REPORT, Report, Worker, environments_of, folder_identity

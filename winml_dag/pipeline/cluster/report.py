@@ -22,8 +22,7 @@ from winml_dag import __version__
 from winml_dag.engine.keys import forget_installed
 from winml_dag.engine.memory import memory_for_runs
 from winml_dag.engine.stage import Node
-from winml_dag.ep.availability import installed
-from winml_dag.ep.environments import RemoteEnvironment
+from winml_dag.ep.availability import RemoteEnvironment, installed
 from winml_dag.ep.registry import CPU, Target, execution_providers, find_ep, runtime_builds
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.epplace import HERE, EpPlace, ep_place

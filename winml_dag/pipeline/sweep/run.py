@@ -43,7 +43,7 @@ from winml_dag.recipe.sweep import sweep_of_files
 if TYPE_CHECKING:
     from winml_dag.engine.eta import Eta
     from winml_dag.engine.events import Reason
-    from winml_dag.engine.job import Executor
+    from winml_dag.engine.execute import Executor
     from winml_dag.engine.stage import Node
     from winml_dag.pipeline.request import Request
     from winml_dag.recipe.reading import ModuleItem

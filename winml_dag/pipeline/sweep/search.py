@@ -26,7 +26,7 @@ from winml_dag.recipe.load import LoadedRecipe
 from winml_dag.recipe.precision import SIXTEEN_BITS
 from winml_dag.recipe.schema import Quant
 from winml_dag.stages.artifact_types import SENSITIVITY_FILE
-from winml_dag.stages.sensitivity import RELIEF
+from winml_dag.stages.sensitivity import RELIEF, SensitivityConfig
 from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
@@ -261,7 +261,6 @@ def _planned(request: Request, search: Search, store: Store) -> tuple[Measuremen
     # Imported here: searches are rare.
     from winml_dag.pipeline.plan import plan_build
     from winml_dag.pipeline.resolve import build_of
-    from winml_dag.pipeline.stageconfigs import sensitivity_config
 
     try:
         build = build_of(request, store.folder, download=False)
@@ -275,7 +274,7 @@ def _planned(request: Request, search: Search, store: Store) -> tuple[Measuremen
         ranks = dict.fromkeys(
             ("quantize", "compile", "validate", "finalize"), Skip("nodes are ranked, and nothing is built")
         )
-        config = sensitivity_config(build.configs["quantize"][0], build.configs["validate"])
+        config = SensitivityConfig.of(build.configs["quantize"][0], build.configs["validate"])
         only = replace(build.with_configs(**ranks), sensitivity=config, sdk=None, save_ranges=None)
         graph = plan_build(only, store.fingerprints)
     except WinmlDagError as error:

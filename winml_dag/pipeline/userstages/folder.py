@@ -14,14 +14,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from winml_dag.engine.events import StageResult
-from winml_dag.engine.inplace import InPlace, placed_files
+from winml_dag.engine.inplace import InPlace
 from winml_dag.errors import InputError, UsageError
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.commit import PublishedChange
 from winml_dag.pipeline.layout import MANIFEST
 from winml_dag.pipeline.manifest import read_manifest
 from winml_dag.store.artifact import FileEntry
-from winml_dag.store.below import Below
+from winml_dag.store.files import Below
 from winml_dag.store.store import Store
 
 
@@ -91,7 +91,7 @@ class UserFolder:
         records = {result.node.id: result.record for result in planned_results}
         for node in self._nodes:
             record = records.get(node.id)
-            known = () if record is None else placed_files(node, record.outputs)
+            known = () if record is None else node.placed_files(record.outputs)
             expected = {entry.name: entry for entry in known}
             for path in {*expected, *(path for path in node.paths.values() if not path.endswith("/"))}:
                 if not self.may_replace(path, expected.get(path)):
@@ -166,7 +166,7 @@ class UserFolder:
 def _files(result: StageResult) -> Iterator[FileEntry]:
     """Return the files of *result*, which has a record, that are in the recipe's folder."""
     assert result.record is not None
-    return placed_files(result.node, result.record.outputs)
+    return result.node.placed_files(result.record.outputs)
 
 
 def user_folder(planned: BuildGraph, store: Store) -> UserFolder | None:

@@ -12,10 +12,10 @@ import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from winml_dag.engine.inplace import KEPT, list_folder
+from winml_dag.engine.inplace import list_folder
 from winml_dag.engine.stage import Source, SourceFile, Stage
 from winml_dag.errors import InputError
-from winml_dag.names import is_safe_part, parents
+from winml_dag.names import KEPT, is_safe_part, parents
 from winml_dag.pipeline.variant import NAME, BuiltIn, Declared, rewires_builtin
 from winml_dag.recipe.document import Findings, Location, did_you_mean, known_instead
 from winml_dag.recipe.schema import StageEntry

@@ -20,7 +20,8 @@ from winml_dag.pipeline.layout import MANIFEST
 from winml_dag.pipeline.manifest import read_manifest
 from winml_dag.report.provenance.document import CYCLONEDX, SLSA, require
 from winml_dag.report.provenance.facts import HashedFile
-from winml_dag.store.artifact import FileEntry, check_name
+from winml_dag.store.artifact import FileEntry
+from winml_dag.store.files import check_name
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 

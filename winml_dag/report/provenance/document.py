@@ -16,6 +16,7 @@ from pathlib import Path
 from winml_dag.canonical import JsonObject
 from winml_dag.errors import InputError, StoreError, UsageError
 from winml_dag.file_reading import read_json
+from winml_dag.names import KEPT
 from winml_dag.pipeline.assess.verification import Found, Verification, load_manifest, recipe_folder, verify
 from winml_dag.pipeline.buildgraph import prefixed
 from winml_dag.pipeline.documents import BuildManifest, Origin
@@ -23,7 +24,7 @@ from winml_dag.pipeline.hub import cached_snapshot
 from winml_dag.pipeline.jsonfile import has_mark, put_text
 from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST
 from winml_dag.pipeline.manifest import Manifest
-from winml_dag.report.folders import KEPT, find
+from winml_dag.report.folders import find
 from winml_dag.report.provenance.facts import BuildFacts, Dependency, HashedFile, ReadFile
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import digest_file, split_digest

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from winml_dag.engine.stage import InputSlot, Memory, Stage
+from winml_dag.ep.availability import RunTarget
 from winml_dag.stages import artifact_types
-from winml_dag.stages.target import RunTarget
 
 RESULT_FILE = "analyze_result.json"
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from winml_dag.engine.stage import InputSlot, Stage
+from winml_dag.ep.availability import RunTarget
 from winml_dag.stages import artifact_types
-from winml_dag.stages.target import RunTarget
 
 REPORT_FILE = "perf.json"
 PICTURE_FILE = "histogram.png"

@@ -6,11 +6,16 @@ This is the declaration; the work is in :mod:`winml_dag.stages.sensitivity.nodes
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 from winml_dag.engine.stage import InputSlot, Memory, Stage
 from winml_dag.stages import artifact_types
 from winml_dag.stages.quantize import QuantizeFields, QuantizeTarget
+
+if TYPE_CHECKING:
+    from winml_dag.stages.quantize import QuantizeConfig
+    from winml_dag.stages.validate import ValidateConfig
 
 # How the worst nodes are treated, by field of the quant section, in messages.
 RELIEF: Mapping[str, str] = {"nodes_to_exclude": "in float", "node_overrides": "in 16 bits"}
@@ -49,6 +54,15 @@ class SensitivityConfig:
     quant: RankedFields
     target: QuantizeTarget
     validate: SamplesFields
+
+    @classmethod
+    def of(cls, quantize: QuantizeConfig, validate: ValidateConfig) -> SensitivityConfig:
+        """Return the config for ranking the nodes that *quantize* quantizes, on the samples of *validate*."""
+        same = {field.name: getattr(quantize.quant, field.name) for field in fields(quantize.quant)}
+        columns = None if validate.quant is None else validate.quant.columns_mapping
+        of = validate.validate
+        samples = SamplesFields(of.samples, of.seed, of.classifies, of.calibrated)
+        return cls(RankedFields(**same, columns_mapping=columns), quantize.target, samples)
 
 
 SENSITIVITY = Stage(
