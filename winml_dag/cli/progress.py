@@ -20,6 +20,7 @@ from winml_dag.cli import echo, plain
 from winml_dag.engine.events import Observer, ReadProgress, Reason, Silent, StageResult, Status
 from winml_dag.engine.progress import Progress
 from winml_dag.engine.stage import Node
+from winml_dag.frozen import frozen
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -240,7 +241,7 @@ class LiveTable:
         return table
 
 
-@dataclass(frozen=True)
+@frozen
 class _Row:
     """A stage. ``since``: when it was started, while it runs. ``seconds``: the expected time, or the time it took."""
 

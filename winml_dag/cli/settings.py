@@ -7,7 +7,6 @@ with nothing to do.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,11 +16,12 @@ from winml_dag.canonical import JsonValue
 from winml_dag.cli.command import FILE, JSON, TEXT, FieldOption, pairs, with_options
 from winml_dag.errors import UsageError
 from winml_dag.file_reading import parse_json
+from winml_dag.frozen import frozen
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@dataclass(frozen=True)
+@frozen
 class Settings:
     """Options in the order of the help, and the parameter that sets each field of the section."""
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum
 from typing import Literal, TypeAlias, Union
 
 from winml_dag.canonical import JsonObject, JsonValue, canonical_json
 from winml_dag.engine.stage import Source, SourceFile
+from winml_dag.frozen import frozen
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.quantities import counted
 from winml_dag.store.records import KeyInputs, Record
@@ -44,7 +45,7 @@ UNSET = Unset.UNSET
 Value: TypeAlias = Union[JsonValue, Unset]
 
 
-@dataclass(frozen=True)
+@frozen
 class Inputs:
     """What a stage would read: the artifact of each slot, and the source of each slot that no stage makes."""
 
@@ -64,7 +65,7 @@ class Inputs:
 NOT_KNOWN = Inputs()
 
 
-@dataclass(frozen=True)
+@frozen
 class FileChange:
     """The change of one file of an input.
 
@@ -100,7 +101,7 @@ class FileChange:
         return {"how": self.how, "name": self.name, **other, "old": self.old, "new": self.new}
 
 
-@dataclass(frozen=True)
+@frozen
 class Change:
     """One key input that differs.
 
@@ -282,7 +283,7 @@ def _quoted(value: Value) -> str:
     return value.value if isinstance(value, Unset) else canonical_json(value)
 
 
-@dataclass(frozen=True)
+@frozen
 class Nearest:
     """A record and what differs from it."""
 

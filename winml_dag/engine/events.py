@@ -6,7 +6,7 @@ A reason is created with the decision; ``plan``, ``why``, the log and the manife
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, TypeAlias
@@ -16,6 +16,7 @@ from winml_dag.engine.diff import Change, Inputs, Nearest, changes_between, summ
 from winml_dag.engine.progress import Progress
 from winml_dag.engine.stage import Node
 from winml_dag.errors import MeasuredError, StageError
+from winml_dag.frozen import frozen
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.records import KeyInputs, Record
 
@@ -32,7 +33,7 @@ class Status(StrEnum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True)
+@frozen
 class StageResult:
     """One stage of a run or of a plan.
 
@@ -117,7 +118,7 @@ class PassingOn:
         self._observer.finished(result)
 
 
-@dataclass(frozen=True)
+@frozen
 class Reason:
     """Why a stage runs or not. ``kind``, ``changes`` and ``names`` are for programs, ``text`` is for people.
 

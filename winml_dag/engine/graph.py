@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import graphlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonValue, json_hash
 from winml_dag.engine.stage import Node, Source
 from winml_dag.errors import UsageError
+from winml_dag.frozen import frozen
 from winml_dag.store.artifact import Artifact
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Cycle(UsageError):
         self.path = path
 
 
-@dataclass(frozen=True)
+@frozen
 class Graph:
     """A checked graph; ``nodes`` are in topological order. Create one with :meth:`of`.
 
@@ -178,7 +179,7 @@ def _ordered(by_id: Mapping[str, Node], makers: Mapping[str, Node]) -> tuple[Nod
         raise Cycle(tuple(error.args[1])) from None
 
 
-@dataclass(frozen=True)
+@frozen
 class Part:
     """A complete graph with the content of its sources. ``label``: the prefix of its node ids after merging."""
 
@@ -187,7 +188,7 @@ class Part:
     sources: Mapping[str, Artifact]
 
 
-@dataclass(frozen=True)
+@frozen
 class Merged:
     """``graph`` does the work of all *parts*.
 

@@ -10,9 +10,10 @@ import struct
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from winml_dag.frozen import frozen
 
 _GIB = 1 << 30
 # Reserved for the system, for the user's other programs, and for the file cache, without which everything is slow.
@@ -76,7 +77,7 @@ def _windows_memory_bytes() -> int:
     return int(layout.unpack(status)[2]) if library.WinDLL("kernel32").GlobalMemoryStatusEx(status) else 0
 
 
-@dataclass(frozen=True)
+@frozen
 class Resident:
     """Current and peak resident memory of this process in bytes, mapped files included.
 

@@ -10,11 +10,11 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from winml_dag.file_reading import read_json
+from winml_dag.frozen import frozen
 
 PROGRESS_FILE = "progress.json"
 
@@ -24,7 +24,7 @@ _SECONDS_BETWEEN_WRITES = 0.2
 _ATTEMPTS = 100
 
 
-@dataclass(frozen=True)
+@frozen
 class Progress:
     """*done* of *total* (None if unknown), counted in *unit* ("samples").
 

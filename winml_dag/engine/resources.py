@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from winml_dag.engine.memory import memory_for_runs
+from winml_dag.frozen import frozen
 
 if TYPE_CHECKING:
     from winml_dag.engine.stage import Node
@@ -33,7 +34,7 @@ _GRAINS = 256
 _SHARE = 1 / 3
 
 
-@dataclass(frozen=True)
+@frozen
 class ResourceRequest:
     """What one run takes.
 
@@ -51,7 +52,7 @@ def rounded(memory_bytes: int, all_bytes: int) -> int:
     return -(-memory_bytes // grain) * grain
 
 
-@dataclass(frozen=True)
+@frozen
 class Capacity:
     """Available slots, of which each run takes one, and bytes of memory."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from time import monotonic
 
 from winml_dag.engine import events
@@ -23,6 +23,7 @@ from winml_dag.engine.progress import Watch
 from winml_dag.engine.resources import Admission, Allocation, Capacity, ReadyQueue
 from winml_dag.engine.run import Damaged, RunOutcome, Runs
 from winml_dag.engine.stage import Node, Stage
+from winml_dag.frozen import frozen
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.blobs import BlobDamaged
 from winml_dag.store.records import Record
@@ -34,7 +35,7 @@ _MOST_REMAKES = 3
 _SECONDS_BETWEEN_WRITES = 0.5
 
 
-@dataclass(frozen=True)
+@frozen
 class RunOptions:
     """How to run a graph; ``scope`` distinguishes builds in what is remembered of them.
 

@@ -18,7 +18,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,7 @@ from winml_dag.canonical import JsonObject, canonical_json
 from winml_dag.engine.progress import OnProgress, ProgressWriter
 from winml_dag.errors import StageError, WinmlDagError
 from winml_dag.file_reading import read_json
+from winml_dag.frozen import frozen
 
 if TYPE_CHECKING:
     from winml_dag.engine.stage import Workspace
@@ -51,7 +51,7 @@ _EXTRAS = {
 _PR_SET_PDEATHSIG = 1
 
 
-@dataclass(frozen=True)
+@frozen
 class Task:
     """The task of a worker. Paths are relative to its current folder. Without a class the config stays plain JSON."""
 
@@ -71,7 +71,7 @@ class Task:
         return cls(**json.loads((folder / TASK_FILE).read_text(encoding="utf-8")))
 
 
-@dataclass(frozen=True)
+@frozen
 class Result:
     """The result of a worker.
 

@@ -7,13 +7,14 @@ or stage declarations.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.graph import Graph
+from winml_dag.frozen import frozen
 from winml_dag.store.artifact import Artifact, FileEntry
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def prefixed(name: str, component: str) -> str:
     return f"{component}_{name}" if component else name
 
 
-@dataclass(frozen=True)
+@frozen
 class BuildSummary:
     """What reports and manifests say about a build.
 
@@ -135,7 +136,7 @@ class BuildSummary:
         return f"Up to date: {self.headline}"
 
 
-@dataclass(frozen=True)
+@frozen
 class Step:
     """One step in the line of a build: the id of a graph node, or the reason why it is skipped."""
 
@@ -144,7 +145,7 @@ class Step:
     skipped: str | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class BuildGraph:
     """A build ready to run, or the part of one that an edit can affect.
 

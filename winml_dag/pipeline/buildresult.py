@@ -6,12 +6,13 @@ Also here: recording a finished build in the cache's statistics, and then trimmi
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.errors import UsageError, WinmlDagError
+from winml_dag.frozen import frozen
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
 from winml_dag.pipeline.commit import PublishedChange
 from winml_dag.pipeline.search import folded
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from winml_dag.pipeline.stageresults import QuantizeResult
 
 
-@dataclass(frozen=True)
+@frozen
 class BuildResult:
     """The result of a build.
 
@@ -85,7 +86,7 @@ class BuildResult:
         return any(view.status is Status.FAILED for view in self.stages)
 
 
-@dataclass(frozen=True)
+@frozen
 class StageView:
     """One step in the line of a build as reports show it; ``result`` is None for a skipped stage."""
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import Status
+from winml_dag.frozen import frozen
 from winml_dag.stages.quality import Quality
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 _NO_METRICS: JsonObject = {}
 
 
-@dataclass(frozen=True)
+@frozen
 class CommandResult:
     """The result of a command.
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject
 from winml_dag.errors import StoreError
+from winml_dag.frozen import frozen
 from winml_dag.pipeline.buildgraph import BuildGraph, prefixed
 from winml_dag.pipeline.search import round_of
 from winml_dag.stages import artifact_types
@@ -119,7 +120,7 @@ def reserved(settings: JsonObject, components: Collection[str] = ()) -> tuple[st
     return (*names, MANIFEST, BUILD_CONFIG)
 
 
-@dataclass(frozen=True)
+@frozen
 class Published:
     """``files``: all files of the output folder; ``rewritten``: the content of those that are not stored results."""
 
@@ -170,7 +171,7 @@ def outdated_reports(planned: BuildGraph) -> Iterator[str]:
     yield from _reports(planned, wanted=False)
 
 
-@dataclass(frozen=True)
+@frozen
 class _Named:
     """Files of one output, and the name of each in the folder."""
 

@@ -7,12 +7,13 @@ build took the result from the cache.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import TypeVar
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import StageResult, Status
+from winml_dag.frozen import frozen
 from winml_dag.pipeline.buildgraph import BuildSummary, prefixed
 from winml_dag.pipeline.layout import RANGES, is_builtin, published_outputs
 from winml_dag.stages.quality import Quality, what_to_try
@@ -21,7 +22,7 @@ _NO_METRICS: JsonObject = {}
 Step = TypeVar("Step")
 
 
-@dataclass(frozen=True)
+@frozen
 class QuantizeStep:
     """One quantize stage; a chain (4-bit weights, then float16) has several.
 
@@ -49,7 +50,7 @@ class QuantizeStep:
     cached: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class CalibrationStep:
     """The stage calibrate: its data, and how long the model ran on it."""
 
@@ -59,7 +60,7 @@ class CalibrationStep:
     cached: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class QuantizeResult:
     """The result of a quantization.
 
@@ -224,7 +225,7 @@ def from_metrics(kind: type[Step], stage: StageResult, **others: object) -> Step
         return adapter.validate_python(others)
 
 
-@dataclass(frozen=True)
+@frozen
 class CompileResult:
     """A successful compilation.
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from winml_dag.errors import RecipeError
+from winml_dag.frozen import frozen
 
 # More than any reasonable recipe has, and less than what would exhaust the stack of its readers.
 MAX_DEPTH = 64
@@ -58,7 +59,7 @@ def _nearest(positions: Mapping[Location, Position], location: Location) -> Posi
     return positions.get((), Position(1, 1))
 
 
-@dataclass(frozen=True)
+@frozen
 class Document:
     """The content of a file. ``name`` is for messages; ``positions`` is called only for error messages."""
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
@@ -23,6 +23,7 @@ from winml_dag.engine.resources import UNLIMITED, Admission, Allocation, Capacit
 from winml_dag.engine.stage import Node
 from winml_dag.errors import Interrupted, StageError, WinmlDagError
 from winml_dag.explanation import explanation
+from winml_dag.frozen import frozen
 from winml_dag.pipeline.cluster.report import Requirement, Worker
 from winml_dag.pipeline.cluster.worker import (
     CONNECT_SECONDS,
@@ -207,18 +208,18 @@ def runs_anywhere(node: Node) -> bool:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class ClusterNeed(ResourceRequest):
     """The request of a run that goes to a worker. dask counts its memory."""
 
-    requirement: Requirement
+    requirement: Requirement = field(kw_only=True)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class _ClusterCapacity(Capacity):
     """The capacity of all workers together. ``here``: that of this machine, for local runs."""
 
-    here: Capacity
+    here: Capacity = field(kw_only=True)
 
     def taken(self, request: ResourceRequest) -> ResourceRequest:
         return request if isinstance(request, ClusterNeed) else self.here.taken(request)
