@@ -10,7 +10,7 @@ from pathlib import Path
 from unittest import mock
 
 from winml_dag.engine.keys import cache_key
-from winml_dag.pipeline.opened import open_store
+from winml_dag.pipeline.remotes import open_store
 from winml_dag.pipeline.request import RemoteOptions
 from winml_dag.store.records import KeyInputs, Record
 from winml_dag.store.store import Store

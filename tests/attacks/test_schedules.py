@@ -17,7 +17,7 @@ from attack_schedule import Ask, At, Build, Do, Siege, Step, prepare, there_and_
 from attacked_project import TEXTS, TWIN, Site
 
 from winml_dag.engine.inputs import WatchedFile
-from winml_dag.pipeline import outputdir
+from winml_dag.pipeline import layout
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -51,7 +51,7 @@ def test_a_result_of_other_inputs_under_a_key_is_found(siege: Siege, monkeypatch
 
 
 def test_a_file_outside_that_is_touched_is_found(siege: Siege, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outputdir, "_kept", lambda recipe: recipe.parent / ".winml-dag" / recipe.name)
+    monkeypatch.setattr(layout, "_kept", lambda recipe: recipe.parent / ".winml-dag" / recipe.name)
     with pytest.raises(AssertionError, match=r"Files were touched that are none of the build's: .*build_manifest.json"):
         siege.play([Build(), Do("bookkeeping_leads_outside"), Build()])
 
@@ -68,7 +68,7 @@ def test_a_traceback_is_found(siege: Siege, monkeypatch: pytest.MonkeyPatch) -> 
     def fail(_: Path) -> Path:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(outputdir, "_kept", fail)
+    monkeypatch.setattr(layout, "_kept", fail)
     with pytest.raises(AssertionError, match="ZeroDivisionError"):
         siege.play([Build()])
 

@@ -25,8 +25,7 @@ from winml_dag.ep.providers.openvino import OPENVINO
 from winml_dag.ep.registry import QNN, ExecutionProvider
 from winml_dag.pipeline import plan, resolve
 from winml_dag.pipeline.buildgraph import BuildGraph
-from winml_dag.pipeline.context import ResolveContext
-from winml_dag.pipeline.decisions import BEGIN
+from winml_dag.pipeline.decisions import BEGIN, ResolveContext
 from winml_dag.pipeline.model import Known, find_model
 from winml_dag.pipeline.onestage import build_of_one
 from winml_dag.pipeline.plan_cache import plan_request

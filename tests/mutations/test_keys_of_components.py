@@ -19,7 +19,7 @@ from reach import NOTHING
 
 from winml_dag.pipeline import plan
 from winml_dag.pipeline.buildgraph import BuildGraph
-from winml_dag.pipeline.context import ResolveContext
+from winml_dag.pipeline.decisions import ResolveContext
 from winml_dag.pipeline.request import Overrides
 from winml_dag.pipeline.resolve import resolve
 from winml_dag.recipe.load import LoadedRecipe, parse_recipe

@@ -17,7 +17,7 @@ from planned_keys import NO_OPTIONS, Stages, ingredients_of_all, keys, make_onnx
 from reach import BASES
 
 from winml_dag.pipeline import plan, resolve
-from winml_dag.pipeline.context import ResolveContext
+from winml_dag.pipeline.decisions import ResolveContext
 from winml_dag.recipe.matrix import load_sweep
 from winml_dag.store.digest import Fingerprints
 

@@ -21,6 +21,7 @@ from winml_dag.engine import keys
 from winml_dag.engine.stage import Stage
 from winml_dag.ep.registry import QNN, runtime_builds
 from winml_dag.pipeline import line
+from winml_dag.stages import sensitivity
 
 RUNTIME_BUILDS = runtime_builds()
 # The stages that a version reaches in "static" and, where that differs, with some kind of data. All others: none.
@@ -196,7 +197,7 @@ def test_a_stages_version_reaches_the_stage(project: Path, monkeypatch: pytest.M
 
     before = planned()
     if stage == "sensitivity":
-        monkeypatch.setattr(line, "SENSITIVITY", raised(line.SENSITIVITY))
+        monkeypatch.setattr(sensitivity, "SENSITIVITY", raised(sensitivity.SENSITIVITY))
     else:
         monkeypatch.setattr(line, "LINE", {**line.LINE, stage: raised(STAGES[stage])})
     monkeypatch.setattr(line, "quantize_stage", lambda _mode: line.LINE["quantize"])

@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeAlias, TypedDict, TypeVar, get_args, get_
 
 from winml_dag.engine.events import Observer
 from winml_dag.errors import UsageError
-from winml_dag.pipeline.opened import close_store, open_store
+from winml_dag.pipeline.remotes import close_store, open_store
 from winml_dag.pipeline.request import RemoteOptions
 from winml_dag.pipeline.run import BuildOptions, Driver
 from winml_dag.pipeline.sweep.run import Watcher

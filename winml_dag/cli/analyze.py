@@ -13,7 +13,7 @@ from winml_dag.canonical import JsonObject
 from winml_dag.cli import Note, show
 from winml_dag.cli.command import FILE, TEXT, Command, file_option, output_file
 from winml_dag.cli.measuring import built_model_of, built_model_options, measured, stage_timeout_option
-from winml_dag.cli.options import How, how_options
+from winml_dag.cli.options import How, how_options, opened
 from winml_dag.cli.settings import given_shapes, shape_options
 from winml_dag.errors import UsageError
 from winml_dag.store.quantities import counted
@@ -102,7 +102,6 @@ def _request_of(options: Mapping[str, Any]) -> AnalysisRequest:
 
 
 def _analyze(built: BuiltModel, request: AnalysisRequest, options: Mapping[str, Any], how: How) -> int:
-    from winml_dag.cli.remotes import opened
     from winml_dag.pipeline.assess.analysis import merged, optimizations
     from winml_dag.pipeline.jsonfile import put_json
 

@@ -18,6 +18,7 @@ from winml_dag.cli.options import (
     How,
     are_cells,
     cell_options,
+    opened,
     output_options,
     overwrite_option,
     rebuild_option,
@@ -189,12 +190,13 @@ def command(**options: Any) -> int:
 
 
 def _access(*, sandbox: bool, check_inputs: bool) -> FileAccess:
-    from winml_dag.engine.sandbox import find_tracer
     from winml_dag.engine.stage import FileAccess
 
     if sandbox and check_inputs:
         raise UsageError("--sandbox and --check-inputs exclude each other.", advice="Use one of them.")
     if check_inputs:
+        from winml_dag.engine.sandbox import find_tracer
+
         find_tracer()
         return FileAccess.TRACE
     return FileAccess.SANDBOX if sandbox else FileAccess.FREE
@@ -247,7 +249,6 @@ def carry_out(
     """
     from winml_dag.cli.buildreport import print_result
     from winml_dag.cli.progress import progress
-    from winml_dag.cli.remotes import opened
     from winml_dag.pipeline.build import build
     from winml_dag.pipeline.plan_cache import plan_request
     from winml_dag.pipeline.run import Driver

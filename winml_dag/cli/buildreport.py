@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.cli import Note, echo, few
-from winml_dag.cli.remotes import traffic_json, traffic_lines
 from winml_dag.cli.stage_lines import broken_lines, stage_lines
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.pipeline.stageresults import compile_result
@@ -27,7 +26,11 @@ def builds_json(results: Sequence[BuildResult], elapsed_seconds: float, *, dry_r
         "elapsed_seconds": round(elapsed_seconds, 3),
     }
     for result in results:
-        value = {**value, **traffic_json(result.traffic)}
+        if result.traffic is not None:
+            # Imported here, as below: most builds have no remote.
+            from winml_dag.cli.remotes import traffic_json
+
+            value = {**value, **traffic_json(result.traffic)}
     return value
 
 
@@ -106,8 +109,11 @@ def print_result(result: BuildResult, how: How, lines: Callable[[BuildResult], I
     if ran and not how.quiet and not result.failed:
         for line in (*stage_lines(result), *lines(result)):
             how.say(line)
-    for line in () if how.quiet else traffic_lines(result.traffic):
-        how.say(line)
+    if result.traffic is not None and not how.quiet:
+        from winml_dag.cli.remotes import traffic_lines
+
+        for line in traffic_lines(result.traffic):
+            how.say(line)
     for notice in () if how.quiet else result.build.notices if ran else result.build.on_options:
         how.say(Note(notice))
     how.say(summary(result))

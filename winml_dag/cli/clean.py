@@ -57,7 +57,7 @@ def _folder(recipe: Path | None, output_dir: Path | None, cache: Path) -> Path:
         if output_dir is None:
             raise UsageError("There is nothing to clean.", advice="Give a recipe with -c, or an output folder with -o.")
         return output_dir
-    from winml_dag.pipeline.outputdir import output_dir_of
+    from winml_dag.pipeline.layout import output_dir_of
     from winml_dag.pipeline.request import Overrides, Request
 
     return output_dir_of(Request(recipe, Overrides(), output_dir), cache)

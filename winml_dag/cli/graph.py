@@ -12,7 +12,15 @@ import click
 
 from winml_dag.cli import Note, echo
 from winml_dag.cli.command import FILE, Command
-from winml_dag.cli.options import How, are_cells, cell_options, planned_build, request_from, several_request_options
+from winml_dag.cli.options import (
+    How,
+    are_cells,
+    cell_options,
+    opened,
+    planned_build,
+    request_from,
+    several_request_options,
+)
 from winml_dag.engine.events import Status
 from winml_dag.engine.graph import Graph
 from winml_dag.errors import UsageError, WinmlDagError
@@ -63,7 +71,6 @@ def _planned_builds(
     if not are_cells(recipes, selects=selection != Selection()):
         graph, store = planned_build(options)
         return (PlannedBuild.of(_label(options), graph, store),), ()
-    from winml_dag.cli.remotes import opened
     from winml_dag.cli.sweepplan import planned_cells
     from winml_dag.pipeline.plan_cache import refuse_if_all_the_same
 

@@ -13,7 +13,7 @@ import click
 
 from winml_dag.cli import Note, echo
 from winml_dag.cli.command import FILE, SECONDS, TEXT, with_options
-from winml_dag.cli.options import How, submodel_option
+from winml_dag.cli.options import How, opened, submodel_option
 from winml_dag.cli.settings import ep_option
 from winml_dag.errors import StageError, UsageError
 
@@ -67,7 +67,6 @@ def assessed(
     Raises:
         UsageError, InputError, StageError: as :func:`built_model_of`, *plan* and :func:`measured`.
     """
-    from winml_dag.cli.remotes import opened
 
     built = built_model_of(options, how)
     store = opened(how.cache_dir, how.remote)
@@ -114,7 +113,7 @@ def _built(recipe: Path, component: str | None, how: How) -> Path:
     """
     from winml_dag.cli.build import carry_out, look
     from winml_dag.pipeline.assess.builtmodel import refuse_component, request_for
-    from winml_dag.pipeline.outputdir import output_dir_of
+    from winml_dag.pipeline.layout import output_dir_of
     from winml_dag.pipeline.run import BuildOptions
     from winml_dag.pipeline.uptodate import log_use
 

@@ -244,9 +244,25 @@ def planned_build(options: Mapping[str, Any]) -> tuple[BuildGraph, Store]:
 
     They download nothing and need no output folder. Without one, they plan the build as with ``--use-cache``.
     """
-    from winml_dag.cli.remotes import opened
     from winml_dag.pipeline.plan_cache import plan_request
 
     how = How.of(options)
     store = opened(how.cache_dir, how.remote)
     return plan_request(request_from(options, how.remote), store, download=False, needs_folder=False), store
+
+
+def opened(cache_dir: Path, remote: RemoteOptions) -> Store:
+    """The store of a command, closed when the command ends in any way."""
+    if not remote.in_use:
+        from winml_dag.store.store import Store
+
+        return Store(cache_dir)
+    from winml_dag.cli.remotes import Transfers, say
+    from winml_dag.pipeline.remotes import close_store, open_store
+
+    context = click.get_current_context(silent=True)
+    is_quiet = context is not None and context.params.get("quiet")
+    store = open_store(cache_dir, remote, warn=say, watcher=None if is_quiet else Transfers())
+    if store.has_remotes and context is not None:
+        context.call_on_close(lambda: close_store(store))
+    return store

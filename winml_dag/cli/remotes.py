@@ -1,4 +1,4 @@
-"""Remotes in commands: their options, the store with remotes, and what is printed of transfers."""
+"""What commands print of remotes and transfers."""
 
 from __future__ import annotations
 
@@ -6,14 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-import click
 
 from winml_dag.canonical import JsonObject
 from winml_dag.cli import Note, echo
-from winml_dag.pipeline.request import RemoteOptions
 
 if TYPE_CHECKING:
     from winml_dag.store.store import Store
@@ -22,18 +18,6 @@ if TYPE_CHECKING:
 # A shorter transfer prints nothing; a longer one prints as often as a stage reports its progress.
 _SECONDS_TO_FIRST_LINE = 2.0
 _SECONDS_BETWEEN_LINES = 10.0
-
-
-def opened(cache_dir: Path, remote: RemoteOptions) -> Store:
-    """The store of a command, closed when the command ends in any way."""
-    from winml_dag.pipeline.opened import close_store, open_store
-
-    context = click.get_current_context(silent=True)
-    is_quiet = context is not None and context.params.get("quiet")
-    store = open_store(cache_dir, remote, warn=say, watcher=None if is_quiet else Transfers())
-    if store.has_remotes and context is not None:
-        context.call_on_close(lambda: close_store(store))
-    return store
 
 
 def say(sentence: str) -> None:

@@ -52,7 +52,8 @@ def build_sweep(
     Raises:
         WinmlDagError: the errors of reading the sweep and running it.
     """
-    from winml_dag.cli.remotes import opened, traffic_lines, traffic_of
+    from winml_dag.cli.options import opened
+    from winml_dag.cli.remotes import traffic_lines, traffic_of
     from winml_dag.cli.sweepprogress import sweep_progress
     from winml_dag.file_reading import FirstLooks
     from winml_dag.pipeline.sweep.ledger import SUMMARY

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from winml_dag.canonical import JsonObject
 from winml_dag.cli import Note, echo, few, show
 from winml_dag.cli.buildreport import build_json, counts
-from winml_dag.cli.options import How, request_from
+from winml_dag.cli.options import How, opened, request_from
 from winml_dag.engine.events import Status
 from winml_dag.engine.memory import memory_for_runs
 from winml_dag.engine.resources import Capacity
@@ -52,7 +52,6 @@ def planned_cells(
 
 def print_sweep_plan(recipes: Sequence[Path], selection: Selection, options: Mapping[str, Any]) -> int:
     """Print what `build` would do with the selected cells and the same *options*, and return the exit code."""
-    from winml_dag.cli.remotes import opened
 
     how = How.of(options)
     store = opened(how.cache_dir, how.remote)

@@ -13,7 +13,7 @@ from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.stage import Skip
 from winml_dag.errors import RecipeError
 from winml_dag.pipeline.buildgraph import prefixed
-from winml_dag.pipeline.context import ResolveContext, merged
+from winml_dag.pipeline.decisions import ResolveContext
 from winml_dag.pipeline.model import Model
 from winml_dag.pipeline.variant import Build, CompositeBuild
 from winml_dag.recipe.document import known_instead
@@ -95,7 +95,7 @@ def recipe_of(recipe: Recipe, component: Component) -> Recipe:
             # null skips the stage, whatever the recipe sets for all components.
             given = getattr(own, field)
             at = f"components.{component.name}.{name}"
-            update[field] = None if given is None else merged(kind, getattr(recipe, field), given.to_dict(), at)
+            update[field] = None if given is None else kind.merged(getattr(recipe, field), given.to_dict(), at)
     if "optim" in wrote:
         update["optim"] = {**recipe.optim, **own.optim}
     if "quant" in wrote and (own.quant is None or own.quant.model_fields_set & {*_OF_PRECISION}):

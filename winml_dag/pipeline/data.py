@@ -6,18 +6,21 @@ import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from winml_dag.engine.keys import distribution_version
 from winml_dag.engine.stage import Skip, Source, SourceFile
 from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.file_reading import before_reading, before_reading_folders, read_json
 from winml_dag.names import KEPT, is_safe_part
-from winml_dag.pipeline.context import ResolveContext
 from winml_dag.pipeline.model import Model, ModelFolder, find_processor_folder
 from winml_dag.recipe.load import resolve_path
 from winml_dag.recipe.schema import Quant
 from winml_dag.stages import artifact_types
 from winml_dag.stages.samples import IMAGE_COLUMN, SUFFIXES, TABLES, TEXT_COLUMNS, kind_of
+
+if TYPE_CHECKING:
+    from winml_dag.pipeline.decisions import ResolveContext
 
 # Packages that read each kind of data, and the extra that installs them.
 _PACKAGES: Mapping[str, tuple[tuple[str, ...], str]] = {

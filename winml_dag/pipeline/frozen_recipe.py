@@ -15,7 +15,7 @@ from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.execute import Job, LocalExecutor
 from winml_dag.engine.stage import Node, Source, Stage, config_json
 from winml_dag.errors import StageError, UsageError
-from winml_dag.pipeline.context import ResolveContext
+from winml_dag.pipeline.decisions import ResolveContext
 from winml_dag.pipeline.quantization import reads
 from winml_dag.pipeline.request import Request
 from winml_dag.pipeline.resolve import resolve

@@ -1,4 +1,4 @@
-"""Which files a build writes to its output folder, and their names.
+"""The output folder of a build: which files the build writes there, their names, and which folder it is.
 
 The names are those of winml-cli, so that tools for its results also find these. The file names of a stage are fixed, so
 that equal work has equal bytes. In a folder with several components, each file name is prefixed with its component. A
@@ -7,16 +7,21 @@ model that refers to other files by name (weights or a binary next to it) is the
 
 from __future__ import annotations
 
+import hashlib
+import os
+import re
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from winml_dag.canonical import JsonObject
-from winml_dag.errors import StoreError
+from winml_dag.canonical import JsonObject, canonical_json
+from winml_dag.errors import RecipeError, StoreError, UsageError
 from winml_dag.frozen import frozen
+from winml_dag.names import KEPT
 from winml_dag.pipeline.buildgraph import BuildGraph, prefixed
+from winml_dag.pipeline.request import Overrides
 from winml_dag.pipeline.search import round_of
 from winml_dag.stages import artifact_types
 from winml_dag.store.artifact import Artifact, FileEntry
@@ -25,6 +30,8 @@ from winml_dag.store.digest import digest_file
 if TYPE_CHECKING:
     from winml_dag.engine.events import StageResult
     from winml_dag.engine.stage import Node
+    from winml_dag.pipeline.request import Request
+    from winml_dag.recipe.load import LoadedRecipe
     from winml_dag.store.store import Store
 
 EXPORTED = "export.onnx"
@@ -246,3 +253,85 @@ def _rewritten(model: FileEntry, names: Mapping[str, str], store: Store) -> tupl
         write_renamed(Path(folder) / model.name, written, others)
         digest, content = digest_file(written), written.read_bytes()
     return FileEntry(names[model.name], digest, len(content)), content
+
+
+# In the cache folder, for results that are kept there (--use-cache) instead of in a separate folder.
+OUTPUTS = "outputs"
+
+
+def output_dir_of(request: Request, cache_dir: Path) -> Path:
+    """Return the output folder of *request*; its model need not exist.
+
+    Raises:
+        UsageError: when no output folder is named.
+        RecipeError: for an invalid recipe.
+    """
+    return output_folder(request, request.loaded(), cache_dir, needed=True)
+
+
+def output_folder(request: Request, loaded: LoadedRecipe | None, cache_dir: Path, needed: bool) -> Path:
+    if request.use_cache:
+        if request.output_dir is not None:
+            raise UsageError("-o/--output-dir and --use-cache exclude each other.", advice="Give one of them.")
+        return cache_dir / OUTPUTS / _cache_name(request, loaded)
+    if request.output_dir is not None:
+        return request.output_dir
+    if loaded is not None and loaded.recipe.output_dir is not None:
+        return loaded.resolve_path(loaded.recipe.output_dir)
+    if loaded is not None and has_only_stages(loaded, request.overrides):
+        # Stages choose their own output paths; only the manifest needs a folder. Use the full file name of the recipe:
+        # with only the stem, notes.json and notes.yaml would each claim and remove the other's outputs.
+        return _kept(loaded.path)
+    if not needed:
+        return cache_dir / OUTPUTS / _cache_name(request, loaded)
+    if loaded is not None and loaded.recipe.model_fields_set <= {"stages"} and request.overrides == Overrides():
+        raise RecipeError(f"{loaded.path} names neither a model nor a stage, so there is nothing to build.")
+    if loaded is None and request.overrides.model is None and request.overrides.onnx is None:
+        raise UsageError("No model is named.", advice="Give a recipe (-c), a model (-m) or an .onnx file (--onnx).")
+    raise UsageError(
+        "There is no output folder.", advice="Give -o/--output-dir, --use-cache, or output_dir in the recipe."
+    )
+
+
+def _kept(recipe: Path) -> Path:
+    folder = recipe.parent / KEPT / recipe.name
+    right, found = recipe.parent.resolve() / KEPT / recipe.name, folder.resolve()
+    if os.path.normcase(found) != os.path.normcase(right):
+        # The user did not name this folder, so a link that comes with the project could redirect writes and removals.
+        raise UsageError(
+            f"{folder} is reached by a link, to {found}, and nobody has named it as a place for results.",
+            advice="Remove the link.",
+        )
+    return folder
+
+
+def _cache_name(request: Request, loaded: LoadedRecipe | None) -> str:
+    """Return a readable folder name that is unique for the request.
+
+    It hashes absolute paths, because the same relative path means other files in another folder.
+    """
+    recipe, overrides = None if loaded is None else loaded.recipe, request.overrides
+    # Imported here: a build that is loaded from the plan cache needs no recipe.
+    from winml_dag.recipe.load import relocated
+
+    model = overrides.model or (recipe.model if recipe else None) or "model"
+    readable = re.sub(r"[^\w.-]+", "_", overrides.onnx.stem if overrides.onnx else model).strip("._")[-60:]
+    texts = {name: value if value is None else str(value) for name, value in asdict(overrides).items()}
+    if overrides.onnx is not None:
+        texts["onnx"] = str(overrides.onnx.absolute())
+    if overrides.model is not None:
+        texts["model"] = str(relocated({"model": overrides.model}, Path())[0]["model"])
+    written = None
+    if loaded is not None and recipe is not None:
+        written, _ = relocated(recipe.to_dict(), loaded.path.parent)
+        if recipe.stages:
+            # Arguments of commands may also be paths, but are not distinguishable from other arguments.
+            written = {**written, "folder": str(loaded.path.parent.absolute())}
+    text = canonical_json({"recipe": written, "overrides": texts})
+    return f"{readable}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def has_only_stages(loaded: LoadedRecipe, overrides: Overrides) -> bool:
+    """Whether neither the recipe nor the options of this run mention a model."""
+    written = loaded.recipe.model_fields_set
+    return written <= {"stages", "output_dir"} and bool(loaded.recipe.stages) and overrides == Overrides()

@@ -13,7 +13,6 @@ from winml_dag.ep.availability import resolve_target
 from winml_dag.ep.registry import AUTO, CPU, Target, find_ep
 from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.file_reading import before_reading, read_json
-from winml_dag.pipeline.context import ResolveContext
 from winml_dag.pipeline.layout import EXPORTED
 from winml_dag.recipe.load import is_path_like, resolve_path
 from winml_dag.stages import artifact_types
@@ -21,7 +20,8 @@ from winml_dag.stages.builtin import LINE
 
 if TYPE_CHECKING:
     from winml_dag.onnxmodel.inspect import ModelSummary
-    from winml_dag.pipeline.epplace import EpPlace
+    from winml_dag.pipeline.decisions import ResolveContext
+    from winml_dag.pipeline.line import EpPlace
     from winml_dag.store.artifact import Artifact
 
 # Files that transformers reads other than weights, by reader. All other files in a folder (pictures, licences, weights

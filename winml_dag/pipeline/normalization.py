@@ -11,16 +11,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from winml_dag.ep.registry import Target
 from winml_dag.errors import UsageError
 from winml_dag.onnxmodel.inspect import NO_TENSOR, UNKNOWN_DIMENSION, UNKNOWN_RANK, TensorSpec
-from winml_dag.pipeline.context import ResolveContext
 from winml_dag.pipeline.model import OnnxFile
 from winml_dag.recipe.document import known_instead
 from winml_dag.recipe.schema import Export, InputTensor, Recipe
 from winml_dag.stages import artifact_types
 from winml_dag.stages.normalize import FIRST_OPSET, GivenInput, GivenInputs, NormalizeConfig
+
+if TYPE_CHECKING:
+    from winml_dag.pipeline.decisions import ResolveContext
 
 # The batch size by this name is that of export.batch_size.
 _BATCH = "batch_size"

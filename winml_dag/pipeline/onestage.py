@@ -13,7 +13,7 @@ from typing import Any
 from winml_dag.engine.stage import Skip
 from winml_dag.errors import UsageError
 from winml_dag.names import is_safe_part
-from winml_dag.pipeline.context import ResolveContext
+from winml_dag.pipeline.decisions import ResolveContext
 from winml_dag.pipeline.model import OnnxFile
 from winml_dag.pipeline.request import Request, beside
 from winml_dag.pipeline.resolve import resolve

@@ -6,18 +6,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import fields as fields_of
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from winml_dag.engine.stage import Skip
 from winml_dag.ep.provider import Integers, Target
 from winml_dag.ep.registry import CPU
 from winml_dag.errors import RecipeError, UsageError
-from winml_dag.pipeline.context import ResolveContext, merged
 from winml_dag.pipeline.model import OnnxFile
 from winml_dag.recipe.precision import Precision, parse_precision, type_bits
 from winml_dag.recipe.schema import Quant
 from winml_dag.stages import artifact_types
 from winml_dag.stages.quantize import NodeTypes, QuantizeConfig, QuantizeFields, QuantizeTarget
+
+if TYPE_CHECKING:
+    from winml_dag.pipeline.decisions import ResolveContext
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ def quant_for(context: ResolveContext, target: Target, onnx: OnnxFile | None) ->
         return Skip(
             "the recipe's quant section is null" if context.wrote("quant") else "the recipe has no quant section"
         )
-    return with_types(merged(Quant, section, overrides.section("quant")), target)
+    return with_types(Quant.merged(section, overrides.section("quant")), target)
 
 
 def _precision(context: ResolveContext, target: Target) -> Precision | None:

@@ -65,6 +65,11 @@ class RemoteOptions:
         files = (self.project_file, config_file())
         return any(path is not None and names_remotes(path) for path in files)
 
+    @property
+    def in_use(self) -> bool:
+        """Whether a store needs more than its folder."""
+        return self.is_configured or self.mode is not None
+
     def store_folder(self, cache_dir: Path | None) -> Path:
         """Return the store's folder for builds, in the cache folder *cache_dir*, by default the user's."""
         folder = default_cache_dir() if cache_dir is None else cache_dir

@@ -19,10 +19,9 @@ from winml_dag.ep.registry import Target
 from winml_dag.errors import UsageError, WinmlDagError
 from winml_dag.pipeline.build_info import asked_for
 from winml_dag.pipeline.buildgraph import BuildSummary
-from winml_dag.pipeline.context import ResolveContext
-from winml_dag.pipeline.decisions import Decisions, option_files, sdk_of
+from winml_dag.pipeline.decisions import Decisions, ResolveContext, option_files, sdk_of
+from winml_dag.pipeline.layout import has_only_stages, output_folder
 from winml_dag.pipeline.model import Known, Model, find_model, user_script
-from winml_dag.pipeline.outputdir import has_only_stages, output_folder
 from winml_dag.pipeline.request import Request
 from winml_dag.pipeline.settings import settings_of
 from winml_dag.pipeline.stageconfigs import data_notices, search_notices

@@ -12,9 +12,8 @@ from pathlib import Path
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.stage import config_json
 from winml_dag.ep.providers.qnn import NPU_SETTINGS
-from winml_dag.pipeline.context import ResolveContext
 from winml_dag.pipeline.data import not_validated
-from winml_dag.pipeline.decisions import Decisions, file_option_names
+from winml_dag.pipeline.decisions import Decisions, ResolveContext, file_option_names
 from winml_dag.pipeline.model import Model
 from winml_dag.pipeline.stageconfigs import DEFAULT_OPSET
 from winml_dag.pipeline.variant import chosen

@@ -72,6 +72,13 @@ class Section(BaseModel):
             found = problems(error, cls, Positions(), name)
             raise RecipeError(f"The {name} section is wrong:", problems=found) from None
 
+    @classmethod
+    def merged(cls, written: Self | None, given: Mapping[str, object], name: str = "") -> Self:
+        """Return the section *written*, with its fields overridden by *given*. Raises as :meth:`from_dict` does."""
+        if written is not None and not given:
+            return written
+        return cls.from_dict({**({} if written is None else written.to_dict()), **given}, name)
+
     def to_dict(self) -> dict[str, JsonValue]:
         """Return what was set, as in a recipe; :meth:`from_dict` creates an equal section from it."""
         plain: dict[str, JsonValue] = self.model_dump(mode="json", by_alias=True, exclude_unset=True)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from winml_dag.cli import build
 from winml_dag.cli.command import output_file
 from winml_dag.cli.settings import BOUNDS, GROUPS, Settings, given_shapes
-from winml_dag.pipeline.context import ResolveContext
+from winml_dag.pipeline.decisions import ResolveContext
 from winml_dag.pipeline.request import Overrides
 from winml_dag.pipeline.stageconfigs import export_config
 from winml_dag.recipe.fields import InputDimension

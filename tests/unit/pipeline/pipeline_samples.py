@@ -12,7 +12,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from winml_dag.engine.keys import cache_key, config_hash
-from winml_dag.pipeline.context import ResolveContext
+from winml_dag.pipeline.decisions import ResolveContext
 from winml_dag.pipeline.request import Overrides
 from winml_dag.pipeline.resolve import resolve
 from winml_dag.pipeline.variant import Build

@@ -31,7 +31,7 @@ from winml_dag.pipeline.cluster.cluster import require_shared
 from winml_dag.pipeline.cluster.report import NO_REPORT, Report, Requirement, Worker, environments_of, folder_identity
 from winml_dag.pipeline.cluster.worker import Order, Workplace, serve
 from winml_dag.pipeline.cluster.workers import connect
-from winml_dag.pipeline.epplace import HERE, ep_place
+from winml_dag.pipeline.line import HERE, ep_place
 from winml_dag.pipeline.remoteconfig import with_secrets_of_this_machine
 from winml_dag.stages.devices import DEVICES
 from winml_dag.store.digest import Fingerprints
@@ -147,7 +147,7 @@ def test_a_plan_takes_a_provider_that_only_a_worker_has_from_its_report(
         pytest.skip("needs QNN")
     fingerprints = Fingerprints(Store(place.folder).index, "sha256")
     own = ep_place(Target(QNN, "npu"), fingerprints).toolchain(["onnxruntime", "onnx"])
-    monkeypatch.setattr("winml_dag.pipeline.epplace.installed", lambda _: False)
+    monkeypatch.setattr("winml_dag.pipeline.line.installed", lambda _: False)
     with knowing(environments_of([found])):
         assert ep_place(Target(QNN, "npu"), fingerprints).toolchain(["onnxruntime", "onnx"]) == own
     assert environment_elsewhere("qnn/npu") is None

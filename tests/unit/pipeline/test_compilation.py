@@ -16,8 +16,7 @@ from winml_dag.ep.availability import resolve_target
 from winml_dag.ep.provider import complete_options
 from winml_dag.ep.providers.qnn import SOCS
 from winml_dag.errors import RecipeError, UsageError
-from winml_dag.pipeline.context import ResolveContext
-from winml_dag.pipeline.decisions import provider_options
+from winml_dag.pipeline.decisions import ResolveContext, provider_options
 from winml_dag.pipeline.request import Overrides
 from winml_dag.pipeline.stageconfigs import compile_config, finalize_config
 from winml_dag.recipe.schema import Recipe

@@ -11,7 +11,7 @@ import pytest
 from winml_dag.configuration import ENVIRONMENTS_VARIABLE
 from winml_dag.ep.providers.nvtensorrtrtx import NV_TENSORRT_RTX
 from winml_dag.ep.registry import CPU, QNN, Target
-from winml_dag.pipeline.epplace import ep_place
+from winml_dag.pipeline.line import ep_place
 from winml_dag.store.store import Store
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from winml_dag.errors import UsageError
-from winml_dag.pipeline.opened import close_store, open_store
+from winml_dag.pipeline.remotes import close_store, open_store
 from winml_dag.pipeline.request import RemoteOptions
 from winml_dag.store.remote import http, transfer
 from winml_dag.store.store import Store
@@ -32,7 +32,7 @@ def test_without_a_remote_it_is_the_store_of_this_machine_and_nothing_else_is_im
     script = """
 import sys
 from pathlib import Path
-from winml_dag.pipeline.opened import open_store
+from winml_dag.pipeline.remotes import open_store
 from winml_dag.pipeline.request import RemoteOptions
 open_store(Path("cache"), RemoteOptions())
 heavy = {"urllib3", "obstore", "pydantic", "tomllib", "winml_dag.store.remote"} & set(sys.modules)

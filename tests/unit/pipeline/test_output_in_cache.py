@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from winml_dag.errors import UsageError
-from winml_dag.pipeline.outputdir import output_dir_of
+from winml_dag.pipeline.layout import output_dir_of
 from winml_dag.pipeline.request import Overrides, Request
 
 RECIPES = {

@@ -8,7 +8,7 @@ import pytest
 from servers.faulty import FaultyServer
 from servers.nginx import nginx_server
 
-from winml_dag.pipeline.remotecheck import check_tier
+from winml_dag.pipeline.remotes import check_tier
 from winml_dag.store.remote.settings import Mode, RemoteSettings, SigningKey, TierSettings, open_remote
 
 

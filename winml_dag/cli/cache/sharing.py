@@ -13,14 +13,14 @@ import click
 
 from winml_dag.cli import Group, Note, echo, set_result
 from winml_dag.cli.command import RECIPE, Command, file_option
-from winml_dag.cli.options import cache_option, format_option, remote_option, remote_options
-from winml_dag.cli.remotes import opened, traffic_json, traffic_lines
+from winml_dag.cli.options import cache_option, format_option, opened, remote_option, remote_options
+from winml_dag.cli.remotes import traffic_json, traffic_lines
 from winml_dag.errors import UsageError
 from winml_dag.store.cache_folder import default_cache_dir
 from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.remotecheck import Finding
+    from winml_dag.pipeline.remotes import Finding
     from winml_dag.pipeline.request import RemoteOptions
     from winml_dag.store.records import Record
     from winml_dag.store.remote.settings import RemoteSettings, TierSettings
@@ -115,7 +115,7 @@ def _shared(options: Mapping[str, Any], remote: RemoteOptions) -> Store:
 
 
 def _refuse_unwritable(remote: RemoteOptions) -> None:
-    from winml_dag.pipeline.opened import allowed_remotes
+    from winml_dag.pipeline.remotes import allowed_remotes
     from winml_dag.store.remote.settings import Mode
 
     settings, why = allowed_remotes(remote)
@@ -189,8 +189,8 @@ def check(format_: str, **options: Any) -> int:
     Checks that each can be reached, read and, unless it is read-only, written, and which keys apply. The write check
     leaves a few bytes there. Exits with 1 if a check fails.
     """
-    from winml_dag.pipeline.opened import allowed_remotes
     from winml_dag.pipeline.remoteconfig import named_by
+    from winml_dag.pipeline.remotes import allowed_remotes
     from winml_dag.store.remote.settings import shown
 
     named = remote_options(options, options["recipe"])
@@ -247,7 +247,7 @@ def key(name: str, output: Path | None, format_: str) -> int:
 
 
 def _findings(tier: TierSettings, settings: RemoteSettings) -> list[Finding]:
-    from winml_dag.pipeline.remotecheck import check_tier
+    from winml_dag.pipeline.remotes import check_tier
     from winml_dag.store.remote.settings import Mode, open_remote
 
     if tier.mode is Mode.OFF:

@@ -26,8 +26,8 @@ from winml_dag.errors import StoreError, UsageError
 from winml_dag.pipeline.assess.builtmodel import BuiltModel
 from winml_dag.pipeline.assess.measurement import Measurement, MeasurementGraph, plan_measurement
 from winml_dag.pipeline.decisions import support_of
-from winml_dag.pipeline.epplace import HERE, ep_place
 from winml_dag.pipeline.layout import NORMALIZED
+from winml_dag.pipeline.line import HERE, ep_place
 from winml_dag.pipeline.normalization import Normalization, RequestedShapes, normalization_for
 from winml_dag.pipeline.quantization import operators_by_default, precision_for, with_precision, with_types
 from winml_dag.pipeline.stageconfigs import analyze_target

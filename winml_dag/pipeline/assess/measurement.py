@@ -19,7 +19,7 @@ from winml_dag.engine.graph import Graph
 from winml_dag.engine.stage import Node, Source, Stage
 from winml_dag.ep.registry import Target
 from winml_dag.pipeline.buildresult import record_stats
-from winml_dag.pipeline.epplace import ep_place
+from winml_dag.pipeline.line import ep_place
 from winml_dag.pipeline.publish import OutputFile, prepare_folder, refuse_file
 from winml_dag.pipeline.run import BuildOptions, Driver, GraphJob
 from winml_dag.stages.normalize import NORMALIZE

@@ -31,7 +31,7 @@ from winml_dag.pipeline.cluster.report import NO_REPORT, Report, Worker, environ
 from winml_dag.pipeline.cluster.runs import ClusterRuns, Inputs
 from winml_dag.pipeline.cluster.worker import silence
 from winml_dag.pipeline.cluster.workers import ClusterAdmission, Workers, connect
-from winml_dag.pipeline.opened import allowed_remotes
+from winml_dag.pipeline.remotes import allowed_remotes
 from winml_dag.pipeline.request import RemoteOptions
 from winml_dag.store.quantities import counted
 from winml_dag.store.remote.settings import Mode, RemoteSettings
@@ -122,7 +122,7 @@ def open_cluster(
     Raises:
         UsageError: when there is no scheduler, or workers could not access inputs.
     """
-    settings = allowed_remotes(remote)[0] if remote.is_configured or remote.mode is not None else None
+    settings = allowed_remotes(remote)[0] if remote.in_use else None
     # Create it if necessary: it identifies workers that use the same store.
     Store(store, function=None if settings is None else "sha256")
     with ExitStack() as closing:

@@ -25,7 +25,7 @@ from winml_dag.engine.stage import Node
 from winml_dag.ep.availability import RemoteEnvironment, installed
 from winml_dag.ep.registry import CPU, Target, execution_providers, find_ep, runtime_builds
 from winml_dag.errors import UsageError
-from winml_dag.pipeline.epplace import HERE, EpPlace, ep_place
+from winml_dag.pipeline.line import HERE, EpPlace, ep_place
 from winml_dag.store.digest import DigestFunction, Fingerprints
 from winml_dag.store.quantities import counted
 from winml_dag.store.store import Store

@@ -38,8 +38,8 @@ from winml_dag.engine.run import Runner, RunOutcome
 from winml_dag.engine.stage import Node
 from winml_dag.errors import ENDING_SIGNALS, Interrupted, StageError, UsageError
 from winml_dag.pipeline.cluster.report import Report, difference, folder_identity, toolchain_here
-from winml_dag.pipeline.opened import store_with
 from winml_dag.pipeline.remoteconfig import with_secrets_of_this_machine
+from winml_dag.pipeline.remotes import store_with
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.cache_folder import store_folder
 from winml_dag.store.digest import DigestFunction
