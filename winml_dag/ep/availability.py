@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from winml_dag.ep.provider import ExecutionProvider, Package, Target, nearest
 from winml_dag.ep.registry import AUTO, CPU, DEVICES, drivers, execution_providers, find_ep
 from winml_dag.errors import UsageError
 from winml_dag.file_reading import before_reading
+from winml_dag.frozen import frozen
 
 if TYPE_CHECKING:
     from winml_dag.ep.environments import Environment
@@ -66,7 +67,7 @@ def resolve_target(ep: str | None, device: str | None) -> Target:
     return Target(candidates[0], device, is_open=True) if found is None else Target(found, device)
 
 
-@dataclass(frozen=True)
+@frozen
 class RunTarget:
     """The target on which a stage runs a model.
 
@@ -191,7 +192,7 @@ def package_folder(module: str, path: Iterable[Path]) -> Path | None:
     return next((folder / module for folder in path if (folder / module / "__init__.py").is_file()), None)
 
 
-@dataclass(frozen=True)
+@frozen
 class Libraries:
     """``files``: every shared library of a provider, sorted by path relative to the first of ``folders``.
 
@@ -293,7 +294,7 @@ def what_is_missing(target: Target) -> str:
     return f"{target.ep.name} is not installed here."
 
 
-@dataclass(frozen=True)
+@frozen
 class RemoteEnvironment:
     """An environment of a remote machine.
 

@@ -17,12 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from winml_dag.errors import UsageError
+from winml_dag.frozen import frozen
 
 # The libraries that ldconfig found in system folders, including those of SDKs and drivers.
 _LOADER_CACHE = Path("/etc/ld.so.cache")
 
 
-@dataclass(frozen=True)
+@frozen
 class SystemLibrary:
     """A library that no Python package contains: the prefix of its file name on Linux and on Windows."""
 
@@ -53,7 +54,7 @@ def _is_in(folders: list[Path], pattern: str) -> bool:
 NVIDIA_DRIVER = SystemLibrary("libcuda.so", "nvcuda")
 
 
-@dataclass(frozen=True)
+@frozen
 class Package:
     """One way to install an execution provider.
 
@@ -80,7 +81,7 @@ WINDOWS_ML = Package("windowsml", plugin="windowsml", catalog=True)
 WHOLE_NUMBER = "[0-9]+"
 
 
-@dataclass(frozen=True)
+@frozen
 class Option:
     """The properties of one provider option.
 
@@ -106,7 +107,7 @@ SIGNED = {8: "int8", 16: "int16"}
 UNSIGNED_ACTIVATIONS = {8: "uint8", 16: "uint16"}
 
 
-@dataclass(frozen=True)
+@frozen
 class Integers:
     """The form of quantized models for one execution provider.
 
@@ -225,7 +226,7 @@ class ExecutionProvider:
         return {}
 
 
-@dataclass(frozen=True)
+@frozen
 class Target:
     """Where a model is to run. ``is_open``: no provider was named, and none that drives the device is installed."""
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from winml_dag.errors import InputError
+from winml_dag.frozen import frozen
 from winml_dag.onnxmodel.facts import byte_size, dtype_name
 from winml_dag.onnxmodel.graph import Model, Node, Value, all_nodes, all_tensors, attribute_of, integer_of
 from winml_dag.onnxmodel.graphfile import read_model
@@ -41,7 +41,7 @@ _QUANTIZED_OPS = frozenset(
 _QUANTIZED_PREFIXES = ("QLinear", "DynamicQuantize")
 
 
-@dataclass(frozen=True)
+@frozen
 class TensorSpec:
     """An input or output of a model.
 
@@ -54,7 +54,7 @@ class TensorSpec:
     shape: tuple[int | str, ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class EpContext:
     """An EPContext node.
 
@@ -74,7 +74,7 @@ class EpContext:
     sdk_version: str = ""
 
 
-@dataclass(frozen=True)
+@frozen
 class ModelSummary:
     """The result of :func:`inspect_model`.
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TypeAlias
 
 from winml_dag.errors import InputError
+from winml_dag.frozen import frozen
 from winml_dag.names import is_safe_part
 from winml_dag.onnxmodel.graphfile import BYTES, File, MalformedError, fields, read_attribute
 
@@ -130,7 +130,7 @@ def write_renamed(source: Path, destination: Path, names: Mapping[str, str]) -> 
         raise InputError(f"{source} is not an ONNX model, or is cut short or damaged.") from error
 
 
-@dataclass(frozen=True)
+@frozen
 class _Renaming:
     file: File
     model: Path

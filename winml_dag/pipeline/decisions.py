@@ -6,7 +6,7 @@ Everything is decided from a :class:`ResolveContext`: a recipe with the options 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -21,6 +21,7 @@ from winml_dag.ep.registry import CPU, QNN, Target
 from winml_dag.ep.support import rule_folder, table_paths
 from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.file_reading import before_reading
+from winml_dag.frozen import frozen
 from winml_dag.pipeline.data import Data, data_of, find_calibration, find_validation_data, not_validated
 from winml_dag.pipeline.model import Model, OnnxFile, task_for
 from winml_dag.pipeline.quantization import quant_for, quant_section, refuse_other_quantize
@@ -49,7 +50,7 @@ MOST_ROUNDS = 20
 _CHIP = {"soc_model", "htp_arch"}
 
 
-@dataclass(frozen=True)
+@frozen
 class ResolveContext:
     """What a build is resolved from.
 

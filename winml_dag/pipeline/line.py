@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from winml_dag.ep.availability import (
     package_of,
 )
 from winml_dag.ep.registry import CPU, Target, find_ep, is_emulated, runtime_builds
+from winml_dag.frozen import frozen
 from winml_dag.pipeline.data import packages_of
 from winml_dag.pipeline.model import Known
 from winml_dag.pipeline.search import CHECK
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 _KEEP_KIND = ("normalize", "finalize")
 
 
-@dataclass(frozen=True)
+@frozen
 class EpPlace:
     """The environment for the work of a stage; by default the current one, for work on the CPU.
 
@@ -93,7 +94,7 @@ class EpPlace:
 HERE = EpPlace()
 
 
-@dataclass(frozen=True)
+@frozen
 class Start:
     """A model that a node of another line outputs: its name in the graph, and its artifact type."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from winml_dag.ep.availability import resolve_target
 from winml_dag.ep.registry import AUTO, CPU, Target, find_ep
 from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.file_reading import before_reading, read_json
+from winml_dag.frozen import frozen
 from winml_dag.pipeline.layout import EXPORTED
 from winml_dag.recipe.load import is_path_like, resolve_path
 from winml_dag.stages import artifact_types
@@ -56,7 +57,7 @@ _WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 _RESULTS = {file for stage in LINE.values() for file in stage.published.values() if stage.name != "finalize"}
 
 
-@dataclass(frozen=True)
+@frozen
 class ModelFolder:
     """A PyTorch model as saved by transformers: a local folder, or a snapshot in the hub cache."""
 
@@ -131,7 +132,7 @@ class ModelFolder:
         return shards
 
 
-@dataclass(frozen=True)
+@frozen
 class OnnxFile:
     """A model that is already ONNX."""
 
@@ -208,7 +209,7 @@ class OnnxFile:
         return Source(str(self.path), self.kind, tuple(files))
 
 
-@dataclass(frozen=True)
+@frozen
 class Known:
     """What was read for one build, and applies to all others that are planned with it.
 
@@ -270,7 +271,7 @@ OF_ONNX = ("batch_size", "shape_config", "input_tensors")
 _BARE = "feature-extraction"
 
 
-@dataclass(frozen=True)
+@frozen
 class Model:
     """The model that a build starts from: a folder, an ONNX file, or (if neither) random weights."""
 

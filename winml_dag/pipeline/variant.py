@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from winml_dag.engine.stage import Node, Skip, Source, Stage
 from winml_dag.ep.registry import Target
+from winml_dag.frozen import frozen
 from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.search import Search
 from winml_dag.recipe.document import Positions
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@frozen
 class SavePath:
     """A path that the user chose: ``path``, with ``/``, in ``folder``, which is absolute and without links."""
 
@@ -35,7 +36,7 @@ class SavePath:
     path: str
 
 
-@dataclass(frozen=True)
+@frozen
 class Build:
     """One resolved variant: its summary, its inputs, and the config of each stage.
 
@@ -76,7 +77,7 @@ class Build:
         return replace(self, configs={**self.configs, **configs})
 
 
-@dataclass(frozen=True)
+@frozen
 class CompositeBuild:
     """A model of several components, which are exported together.
 
@@ -93,7 +94,7 @@ class CompositeBuild:
         return tuple(dict.fromkeys(lack for build in self.parts.values() for lack in build.lacks))
 
 
-@dataclass(frozen=True)
+@frozen
 class OnlyDeclared:
     """A build without a model: only stages that the recipe declares."""
 
@@ -110,7 +111,7 @@ def chosen(config: T | Skip) -> T | None:
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
 
 
-@dataclass(frozen=True)
+@frozen
 class Declared:
     """The ``stages`` of a recipe. *folder* is the recipe's own, absolute: the base of their paths."""
 
@@ -120,7 +121,7 @@ class Declared:
     positions: Callable[[], Positions] = Positions
 
 
-@dataclass(frozen=True)
+@frozen
 class BuiltIn:
     """A built-in stage in this build: the id of its node, or why it is skipped."""
 
@@ -129,7 +130,7 @@ class BuiltIn:
     skipped: str | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class UserPlan:
     """The part of a build that a recipe declares.
 
@@ -148,7 +149,7 @@ class UserPlan:
     programs: tuple[Path, ...] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class Tools:
     """What a stage's output depends on other than inputs: values for its key, and files whose digests belong there."""
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, get_args, get_origin
@@ -21,6 +20,7 @@ from pydantic import ValidationError
 
 from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.file_reading import before_reading
+from winml_dag.frozen import frozen
 from winml_dag.recipe.document import Document, Findings, Positions, did_you_mean
 from winml_dag.recipe.fields import PathMark, Section, keys_of
 from winml_dag.recipe.reading import MATRIX, is_sweep, read_recipe
@@ -28,7 +28,7 @@ from winml_dag.recipe.schema import Recipe
 from winml_dag.recipe.text import RecipeFormat, read_text
 
 
-@dataclass(frozen=True)
+@frozen
 class LoadedRecipe:
     """A recipe, and the file that it was read from. ``positions`` is called only for error messages."""
 
@@ -142,7 +142,7 @@ def with_paths(section: type[Section], values: Mapping[str, V], change: ChangePa
     return found
 
 
-@dataclass(frozen=True)
+@frozen
 class _PathField:
     """A field that is a path (*may_be_id* is not None), or a *section* or several *by_name* that may have some."""
 
@@ -218,7 +218,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _FOLDERS = (_PACKAGE / "shipped_recipes", _PACKAGE.parent / "recipes")
 
 
-@dataclass(frozen=True)
+@frozen
 class Shipped:
     """One recipe; ``name`` identifies it, ``summary`` is the first line of its file."""
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import InputSlot, Memory, Stage, Workspace
 from winml_dag.errors import StageError
+from winml_dag.frozen import frozen
 from winml_dag.stages import artifact_types
 
 COMPILED_NAME = "compiled.onnx"
 
 
-@dataclass(frozen=True)
+@frozen
 class CompileFields:
     """``execution_provider`` is the full name; ``provider_options`` include the target's defaults."""
 
@@ -25,7 +26,7 @@ class CompileFields:
     compiler: str = "ort"
 
 
-@dataclass(frozen=True)
+@frozen
 class CompileConfig:
     compile: CompileFields
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from winml_dag.canonical import JsonObject, JsonValue, canonical_json
 from winml_dag.errors import StoreError
+from winml_dag.frozen import frozen
 from winml_dag.store.files import check_name, files_below, name_below
 
 
@@ -39,7 +40,7 @@ class FileEntry:
         return {"name": self.name, "digest": self.digest, "size": self.size, **mode}
 
 
-@dataclass(frozen=True)
+@frozen
 class Artifact:
     """The files of an artifact, sorted by name."""
 

@@ -12,11 +12,11 @@ import platform
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from winml_dag.engine.memory import physical_memory_bytes
+from winml_dag.frozen import frozen
 
 _GIB = 1 << 30
 # Windows device classes for GPUs and NPUs; each device is a numbered key.
@@ -26,7 +26,7 @@ _DEVICE_CLASSES = (
 )
 
 
-@dataclass(frozen=True)
+@frozen
 class Host:
     """A machine.
 

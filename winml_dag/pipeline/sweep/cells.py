@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.engine.events import Status
 from winml_dag.errors import InputError, UsageError
+from winml_dag.frozen import frozen
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus, Failure, SharedGraph, StageRun, read_sweep
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 FAILED = (CellStatus.FAILED, CellStatus.REFUSED)
 
 
-@dataclass(frozen=True)
+@frozen
 class Selection:
     """The selection of cells. ``retry_failed``: of the cells that the other fields select, only those that failed."""
 

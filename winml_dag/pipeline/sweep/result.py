@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from winml_dag.errors import InputError, StoreError
 from winml_dag.file_reading import MOST_BYTES_OF_MANY, parse_json, read_bytes
+from winml_dag.frozen import frozen
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -43,7 +44,7 @@ class CellStatus(StrEnum):
         return cls.SKIPPED if value == "left out" else None  # the name in format 1
 
 
-@dataclass(frozen=True)
+@frozen
 class StageRun:
     """One stage of a cell.
 
@@ -70,7 +71,7 @@ class StageRun:
     cells: int = 1
 
 
-@dataclass(frozen=True)
+@frozen
 class Failure:
     """Why a cell has no result. ``stage`` is None if none had started; ``log`` is the path of the full log."""
 
@@ -81,7 +82,7 @@ class Failure:
     tail: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class Measured:
     """The result of perf or eval for a cell.
 
@@ -95,7 +96,7 @@ class Measured:
     error: str = ""
 
 
-@dataclass(frozen=True)
+@frozen
 class CellResult:
     """The result of one cell.
 
@@ -130,7 +131,7 @@ class CellResult:
         return self.status in (CellStatus.BUILT, CellStatus.UP_TO_DATE)
 
 
-@dataclass(frozen=True)
+@frozen
 class SharedGraph:
     """Totals of the merged graph of all cells.
 
@@ -151,7 +152,7 @@ class SharedGraph:
     critical_path_seconds: float = 0.0
 
 
-@dataclass(frozen=True)
+@frozen
 class Candidate:
     """A cell in view of a goal.
 
@@ -164,7 +165,7 @@ class Candidate:
     why: str = ""
 
 
-@dataclass(frozen=True)
+@frozen
 class SearchResult:
     """The result of a search for mixed precision that started from ``cell``.
 
@@ -188,7 +189,7 @@ class SearchResult:
     why: str = ""
 
 
-@dataclass(frozen=True)
+@frozen
 class GoalResult:
     """The winner among cells that differ only in what the goal chooses.
 
@@ -212,7 +213,7 @@ class GoalResult:
         return self.folder is None and not self.pending
 
 
-@dataclass(frozen=True)
+@frozen
 class SweepResult:
     """A whole sweep.
 

@@ -8,10 +8,11 @@ them keeps its key and does not run again.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from winml_dag.engine.stage import InputSlot, Memory, Stage
 from winml_dag.ep.availability import RunTarget
+from winml_dag.frozen import frozen
 from winml_dag.stages import artifact_types
 
 RESULT_FILE = "analyze_result.json"
@@ -27,7 +28,7 @@ ASKED_ABOUT = (
 )
 
 
-@dataclass(frozen=True)
+@frozen
 class AnalyzeFields:
     """How a model is analyzed.
 
@@ -40,7 +41,7 @@ class AnalyzeFields:
     lists_cases: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class AnalyzeTarget(RunTarget):
     """The target of the analysis. ``provider_options`` are those of the session that the provider is asked by.
 
@@ -56,7 +57,7 @@ class AnalyzeTarget(RunTarget):
     asks: bool = False
 
 
-@dataclass(frozen=True)
+@frozen
 class QuantizedTo:
     """How quantize will change the model: nodes are judged in their quantized form.
 
@@ -77,7 +78,7 @@ class QuantizedTo:
     excluded: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class AnalyzeConfig:
     """The config of analyze.
 

@@ -6,10 +6,11 @@ It also declares two stages that inspect the model for it. Their work needs torc
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from winml_dag.canonical import JsonValue
 from winml_dag.engine.stage import InputSlot, Memory, Stage
+from winml_dag.frozen import frozen
 from winml_dag.stages import artifact_types
 
 # Capture: which modules of a class a model has, and the arguments of each. It is not a stage of a build: `config
@@ -19,7 +20,7 @@ from winml_dag.stages import artifact_types
 MODEL_SOURCE, SCRIPT_SOURCE = "model", "script"
 
 
-@dataclass(frozen=True)
+@frozen
 class CaptureConfig:
     """The same ``loader`` and ``export`` as for the whole model; ``module_class`` names a class of PyTorch modules."""
 
@@ -43,7 +44,7 @@ CAPTURE = Stage(
 # build: `config` runs it in a separate process and discards the result.
 
 
-@dataclass(frozen=True)
+@frozen
 class SignatureConfig:
     """The same ``loader`` and ``export`` as for the export itself; ``component`` selects one component, if any."""
 
@@ -62,7 +63,7 @@ SIGNATURE = Stage(
 )
 
 
-@dataclass(frozen=True)
+@frozen
 class RandomWeights:
     """Random weights from a seed. The architecture is ``loader.model_type``, changed by ``config``."""
 
@@ -70,7 +71,7 @@ class RandomWeights:
     config: Mapping[str, JsonValue] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@frozen
 class LoaderFields:
     """How to make the PyTorch model.
 
@@ -87,7 +88,7 @@ class LoaderFields:
     random_weights: RandomWeights | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class InputTensor:
     """An input of the exported model; a text in ``shape`` names a dynamic axis."""
 
@@ -97,7 +98,7 @@ class InputTensor:
     value_range: tuple[float, float] | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class ExportFields:
     """How to export the model.
 
@@ -123,7 +124,7 @@ class ExportFields:
     shape_config: Mapping[str, int] | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class ExportConfig:
     loader: LoaderFields
     export: ExportFields
@@ -145,7 +146,7 @@ EXPORT = Stage(
 )
 
 
-@dataclass(frozen=True)
+@frozen
 class ComponentFields:
     """One component: its class, and how it is exported.
 
@@ -159,7 +160,7 @@ class ComponentFields:
     shared_tensors: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@frozen
 class ComponentsConfig:
     """Components of a model, by name. ``loader`` describes the whole model, which is loaded once."""
 

@@ -9,10 +9,11 @@ are in :mod:`winml_dag.stages.export.subject`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from winml_dag.canonical import JsonValue
 from winml_dag.errors import RecipeError
+from winml_dag.frozen import frozen
 
 # The roles of components; component_modules has a PyTorch module for each.
 ENCODER = "encoder"
@@ -23,7 +24,7 @@ IMAGE_TOWER = "image tower"
 STATES = "encoder_hidden_states"
 
 
-@dataclass(frozen=True)
+@frozen
 class Component:
     """``name`` is the prefix of its files; ``class_name`` selects it in ``loader.model_class``."""
 
@@ -33,7 +34,7 @@ class Component:
     role: str
 
 
-@dataclass(frozen=True)
+@frozen
 class Composite:
     """``tasks``: the tasks that need all components; ``parent_class``: the class that is loaded to take them from."""
 
@@ -42,7 +43,7 @@ class Composite:
     components: tuple[Component, ...]
 
 
-@dataclass(frozen=True)
+@frozen
 class Architecture:
     """What transformers does not say about an architecture; most need no row.
 

@@ -6,7 +6,8 @@ This module imports nothing heavy, because planning reads it. The work is in the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from winml_dag.frozen import frozen
 
 TEXT_COLUMNS = ("text", "text_pair")
 IMAGE_COLUMN = "image"
@@ -27,7 +28,7 @@ TABLES = ("parquet", "arrow", "json", "csv")
 _KINDS = {suffix: kind for kind, suffixes in SUFFIXES.items() for suffix in suffixes}
 
 
-@dataclass(frozen=True)
+@frozen
 class Columns:
     """``columns_mapping``: for data with rows, maps roles to columns.
 
