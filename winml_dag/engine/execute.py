@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -28,6 +28,7 @@ from winml_dag.engine.worker import DISK_FULL, Result, Task
 from winml_dag.errors import StageError
 
 if TYPE_CHECKING:
+    from winml_dag.engine.forkserver import ForkServer
     from winml_dag.engine.reaper import Reaper
     from winml_dag.engine.watch import Watched
 
@@ -124,15 +125,26 @@ class Executor(Protocol):
     def stop(self) -> None:
         """Kill everything that runs, and refuse to run anything more."""
 
+# Stages of other packages get new processes: what they import may start threads, which are lost in a fork.
+_FORKED = "winml_dag.stages."
+
 
 class LocalExecutor:
-    """Runs processes on this machine: a worker for a Python stage, the program itself for a command."""
+    """Runs processes on this machine: a worker for a Python stage, the program itself for a command.
 
-    def __init__(self) -> None:
+    *preload*: modules that most of the built-in stages import; on Linux, they are imported once for all workers.
+    """
+
+    def __init__(self, preload: Sequence[str] = ()) -> None:
         self._groups: set[ProcessGroup] = set()
         self._lock = threading.Lock()
         self._stopped = False
         self._reaper: Reaper | None = None
+        self._server: ForkServer | None = None
+        if preload and sys.platform == "linux":
+            from winml_dag.engine.forkserver import ForkServer
+
+            self._server = ForkServer(preload)
 
     def run(self, job: Job) -> Outcome:
         """See ``Executor``. Raises OSError when the system cannot start more processes."""
@@ -155,7 +167,9 @@ class LocalExecutor:
             group.end()
 
     def close(self) -> None:
-        """Close the reaper after all runs have ended."""
+        """End the helping processes, after all runs have ended."""
+        if self._server is not None:
+            self._server.close()
         with self._lock:
             reaper, self._reaper = self._reaper, None
         if reaper is not None:
@@ -225,7 +239,13 @@ class LocalExecutor:
             ) from error
 
     def _run(
-        self, job: Job, arguments: list[str], folder: Path, environment: Mapping[str, str], program: str | None = None
+        self,
+        job: Job,
+        arguments: list[str],
+        folder: Path,
+        environment: Mapping[str, str],
+        program: str | None = None,
+        server: ForkServer | None = None,
     ) -> Outcome:
         if job.hidden is not None:
             from winml_dag.engine.sandbox import confined
@@ -247,6 +267,7 @@ class LocalExecutor:
                 log=job.log,
                 holds_stdin=job.node.command is None,
                 program=program,
+                server=server,
             )
             self._groups.add(group)
         reaper = self._reaper if job.node.command is not None else None

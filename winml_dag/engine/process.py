@@ -15,6 +15,10 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from winml_dag.engine.forkserver import ForkedWorker, ForkServer
 
 if sys.platform == "win32":
     _CREATION_FLAGS = subprocess.CREATE_NEW_PROCESS_GROUP
@@ -34,7 +38,8 @@ class ProcessGroup:
     """One child and its descendants.
 
     With *holds_stdin* the child's standard input stays open for the lifetime of this process, so that the child notices
-    when this process ends; otherwise it is empty.
+    when this process ends; otherwise it is empty. With a *server* the child is a worker forked by it, and *arguments*
+    are not used.
 
     Raises:
         OSError: when the child cannot be started.
@@ -49,24 +54,29 @@ class ProcessGroup:
         log: Path,
         holds_stdin: bool = True,
         program: str | None = None,
+        server: ForkServer | None = None,
     ) -> None:
         self._lock = threading.Lock()
         self._reaped = False
         self.timed_out = False
         # Not "wb": another job may have left a log here, and truncating an existing file costs less than creating one.
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
+        self._child: subprocess.Popen[bytes] | ForkedWorker
         try:
-            self._child = subprocess.Popen(
-                arguments,
-                executable=program,
-                cwd=folder,
-                env=environment,
-                stdin=subprocess.PIPE if holds_stdin else _nothing(),
-                stdout=output,
-                stderr=output,
-                start_new_session=True,  # its own process group; ignored on Windows
-                creationflags=_CREATION_FLAGS,
-            )
+            if server is not None:
+                self._child = server.fork(folder, environment, output)
+            else:
+                self._child = subprocess.Popen(
+                    arguments,
+                    executable=program,
+                    cwd=folder,
+                    env=environment,
+                    stdin=subprocess.PIPE if holds_stdin else _nothing(),
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,  # its own process group; ignored on Windows
+                    creationflags=_CREATION_FLAGS,
+                )
         finally:
             os.close(output)
         self.pid = self._child.pid
@@ -138,7 +148,7 @@ class ProcessGroup:
                 os.killpg(self._child.pid, signal.SIGKILL)
 
     def _wait_unreaped(self) -> None:
-        if hasattr(os, "waitid"):
+        if hasattr(os, "waitid") and isinstance(self._child, subprocess.Popen):
             os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOWAIT)
         else:
             self._child.wait()

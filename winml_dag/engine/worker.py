@@ -19,7 +19,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from winml_dag.canonical import JsonObject, canonical_json
 from winml_dag.engine.progress import OnProgress, ProgressWriter
@@ -124,8 +124,8 @@ def perform(task: Task, progress: OnProgress, *, elsewhere: bool = False) -> Res
             progress=progress,
             machine_facts=task.machine_facts,
         )
-        work: Callable[[Any, Workspace], JsonObject] = call if task.work == CALL else _work(task.work)
-        metrics = work(config, workspace)
+        function: Callable[[Any, Workspace], JsonObject] = call if task.work == CALL else _work(task.work)
+        metrics = function(config, workspace)
         canonical_json(metrics)  # raises for non-JSON values here, where the error can be reported
         return Result({**metrics, **_usage()})
     except WinmlDagError as error:
@@ -229,7 +229,7 @@ def _usage() -> JsonObject:
     return {} if peak is None else {"peak_memory_bytes": peak}
 
 
-def _die_with_parent() -> None:
+def _end_with_engine() -> None:
     """Kill the process group as soon as the engine has ended, for whatever reason.
 
     The thread that watches stdin kills the whole group, but not while native code holds the interpreter's lock. Linux
@@ -241,8 +241,15 @@ def _die_with_parent() -> None:
 
         libc = ctypes.CDLL(None)
         libc.signal(signal.SIGHUP, libc.alarm)
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGHUP, 0, 0, 0)
+        die_with_parent(signal.SIGHUP)
     threading.Thread(target=_watch_stdin, daemon=True).start()
+
+
+def die_with_parent(number: int) -> None:
+    """Linux: send this process the signal *number* when its parent ends."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def _watch_stdin() -> None:
@@ -263,8 +270,9 @@ def _flush() -> None:
         ctypes.CDLL(None).fflush(None)
 
 
-def main(folder: Path, *, elsewhere: bool = False) -> int:
-    _die_with_parent()
+def work(folder: Path, *, elsewhere: bool = False) -> int:
+    """Do the task in *folder*; returns the exit code."""
+    _end_with_engine()
     # Before the work, which may change the current folder.
     folder = folder.absolute()
     progress = ProgressWriter(folder)
@@ -281,13 +289,14 @@ def main(folder: Path, *, elsewhere: bool = False) -> int:
 
 def work_elsewhere(folder: str) -> None:
     """Do the work and exit; for :mod:`winml_dag.engine.elsewhere`."""
-    _leave(main(Path(folder), elsewhere=True))
+    leave(work(Path(folder), elsewhere=True))
 
 
-def _leave(code: int) -> None:
+def leave(code: int) -> NoReturn:
+    """End this process."""
     # Not sys.exit: native libraries have been seen to hang or crash in their exit handlers, after the work was done.
     os._exit(code)
 
 
 if __name__ == "__main__":
-    _leave(main(Path(sys.argv[1])))
+    leave(work(Path(sys.argv[1])))

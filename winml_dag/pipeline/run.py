@@ -343,12 +343,13 @@ class _Run(Generic[T]):
         from winml_dag.engine.execute import LocalExecutor
         from winml_dag.engine.run import LocalRuns, Runner
         from winml_dag.engine.schedule import RunOptions, Scheduler
+        from winml_dag.stages.builtin import IMPORTED_BY_MOST
 
         options, store, timeout = self._options, self._store, self._options.stage_timeout_seconds
         runner = Runner(
             graph,
             store,
-            self._driver.executor or LocalExecutor(),
+            self._driver.executor or LocalExecutor(IMPORTED_BY_MOST),
             store.fingerprints,
             scratch=scratch,
             failures=store.failures,

