@@ -125,6 +125,7 @@ class Executor(Protocol):
     def stop(self) -> None:
         """Kill everything that runs, and refuse to run anything more."""
 
+
 # Stages of other packages get new processes: what they import may start threads, which are lost in a fork.
 _FORKED = "winml_dag.stages."
 
@@ -185,7 +186,8 @@ class LocalExecutor:
             environment = worker_environment(temporary)
             if job.node.interpreter is not None:
                 return self._run_elsewhere(job, job.node.interpreter, work, environment)
-            return self._run(job, [*arguments, ".."], work, environment)
+            server = self._server if job.node.stage.work.startswith(_FORKED) else None
+            return self._run(job, [*arguments, ".."], work, environment, server=server)
         # Imported here, as below: most builds have no stages of a recipe's own.
         from winml_dag.engine.command import minimal_environment
 

@@ -27,7 +27,7 @@ from typing import NoReturn
 
 from winml_dag.engine.worker import die_with_parent, leave, work
 
-# What the engine is told of a worker: its process id, and its exit code (negative: signal) when it has ended.
+# The numbers that the engine gets for a worker: its process id, and its exit code (negative: signal) when it has ended.
 _NUMBER = struct.Struct("q")
 
 
@@ -138,7 +138,7 @@ def _supervise(connection: int, log: int) -> NoReturn:
         pid = os.fork()
         if pid == 0:
             _work(connection, log)
-        # The worker does so too: whoever comes first. From here on, the engine can kill the group.
+        # The worker does the same, since either may be first. From here on, the engine can kill the group.
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)
         os.write(connection, _NUMBER.pack(pid))
