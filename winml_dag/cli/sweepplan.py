@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml_dag.canonical import JsonObject
-from winml_dag.cli import Note, echo, few, show
+from winml_dag.cli import Note, echo, few, set_result
 from winml_dag.cli.buildreport import build_json, counts
 from winml_dag.cli.options import How, opened, request_from
 from winml_dag.engine.events import Status
@@ -58,8 +58,11 @@ def print_sweep_plan(recipes: Sequence[Path], selection: Selection, options: Map
     sweep, cells, planned = planned_cells(recipes, selection, request_from(options, how.remote), store)
     capacity = Capacity(options["jobs"] or os.cpu_count() or 1, memory_for_runs())
     found = dry_run(planned, store, capacity, rebuild=how.rebuild)
-    lines = chain(_cell_lines(cells, found), _graph_lines(found), _uncounted(sweep))
-    show(_json(cells, found), lines, as_json=how.as_json)
+    if how.as_json:
+        set_result(_json(cells, found))
+    else:
+        for line in chain(_cell_lines(cells, found), _graph_lines(found), _uncounted(sweep)):
+            echo(line)
     for line in _error_lines(found):
         echo(line, err=True)
     return _exit_code(found)

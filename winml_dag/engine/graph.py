@@ -18,7 +18,7 @@ from dataclasses import field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from winml_dag.canonical import JsonValue, json_hash
+from winml_dag.canonical import canonical_json
 from winml_dag.engine.stage import Node, Source
 from winml_dag.errors import UsageError
 from winml_dag.frozen import frozen
@@ -220,6 +220,9 @@ def merge(parts: Sequence[Part]) -> Merged:
     nodes: dict[str, Node] = {}
     sources: dict[str, Source] = {}
     artifacts: dict[str, Artifact] = {}
+    # Distinct nodes by number, and each config as text: the rounds of a search share theirs.
+    identities: dict[tuple[object, ...], int] = {}
+    configs: dict[int, str] = {}
     ids: list[dict[str, str]] = []
     for part in parts:
         # By name in the part: the identity of an artifact, and its name in the merged graph.
@@ -232,7 +235,10 @@ def merge(parts: Sequence[Part]) -> Merged:
             known[name] = identity, sources[identity].name
         own_ids: dict[str, str] = {}
         for node in part.graph.nodes:
-            identity = _identity(node, {slot: known[name][0] for slot, name in node.inputs.items()})
+            if id(node.config) not in configs:
+                configs[id(node.config)] = canonical_json(node.config)
+            read = {slot: known[name][0] for slot, name in node.inputs.items()}
+            identity = str(identities.setdefault(_identity(node, configs[id(node.config)], read), len(identities)))
             if (kept := nodes.get(identity)) is None:
                 inputs = {slot: known[name][1] for slot, name in node.inputs.items()}
                 kept = nodes[identity] = replace(node, id=f"{part.label}/{node.id}", inputs=inputs)
@@ -243,22 +249,20 @@ def merge(parts: Sequence[Part]) -> Merged:
     return Merged(Graph.of(nodes.values(), sources.values()), artifacts, tuple(ids), order)
 
 
-def _identity(node: Node, inputs: Mapping[str, str]) -> str:
-    """One string for all nodes that do the same work; *inputs*: the identity of what each slot reads."""
+def _identity(node: Node, config: str, inputs: Mapping[str, str]) -> tuple[object, ...]:
+    """One value for all nodes that do the same work; *inputs*: the identity of what each slot reads."""
     stage, command = node.stage, node.command
-    identity: dict[str, JsonValue] = {
-        "stage": [stage.name, stage.version, stage.work, stage.timeout_seconds, stage.works_in_place],
-        "slots": sorted(stage.outputs),
-        "config": node.config,
-        "inputs": dict(inputs),
-        "kinds": {slot: node.kind(slot) for slot in stage.outputs},
-        "toolchain": node.toolchain,
-        "command": None if command is None else [list(command.arguments), command.environment],
-        "folder": None if node.folder is None else str(node.folder),
-        "paths": node.paths,
-        "interpreter": None if node.interpreter is None else str(node.interpreter),
-        "surroundings": node.machine_facts,
-        "check": node.check,
-        "environment": node.environment,
-    }
-    return json_hash(identity)
+    return (
+        (stage.name, stage.version, stage.work, stage.timeout_seconds, stage.works_in_place),
+        config,
+        frozenset(inputs.items()),
+        frozenset((slot, node.kind(slot)) for slot in stage.outputs),
+        frozenset(node.toolchain.items()),
+        None if command is None else (command.arguments, frozenset(command.environment.items())),
+        node.folder,
+        frozenset(node.paths.items()),
+        node.interpreter,
+        frozenset(node.machine_facts.items()),
+        node.check,
+        node.environment,
+    )

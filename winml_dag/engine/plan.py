@@ -235,7 +235,7 @@ def _walk(
             makers = [name for maker in graph.needs(node) for name in assumed.get(maker.id, ())]
             assumes = tuple(dict.fromkeys(makers)) if result.cache_key else ()
             why = result.reason if explained is None else explained.of(node, result.reason, last)
-            yield replace(result, assumes=assumes, reason=why)
+            yield replace(result, assumes=assumes, reason=why) if assumes or explained else result
             may_be_as_before = result.status is Status.RAN and result.cache_key and node.stage.likely_unchanged
             goes_on = may_be_as_before and state.assume(node, last)
             assumed[node.id] = (*assumes, node.id) if goes_on else assumes

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -184,7 +185,21 @@ def _is_there(package: Package, path: Iterable[Path]) -> bool:
         return package_folder(package.plugin, path) is not None
     # importlib.metadata would answer this too, but its import takes longer than a whole plan may take.
     stem = re.sub(r"[-_.]+", "_", package.distribution)
-    return any(next(folder.glob(f"{stem}-*.dist-info"), None) is not None for folder in path if folder.is_dir())
+    return any(stem in _distributions_in(folder) for folder in path)
+
+
+def _distributions_in(folder: Path) -> frozenset[str]:
+    try:
+        return _listed(str(folder), folder.stat().st_mtime_ns)
+    except OSError:
+        return frozenset()
+
+
+@cache
+def _listed(folder: str, changed_ns: int) -> frozenset[str]:  # noqa: ARG001 - what was listed before it changed
+    """Return the names of the distributions that are installed in *folder*; every cell of a sweep asks again."""
+    names = (entry.partition("-") for entry in os.listdir(folder) if entry.endswith(".dist-info"))  # noqa: PTH208
+    return frozenset(stem for stem, dash, _ in names if dash)
 
 
 def package_folder(module: str, path: Iterable[Path]) -> Path | None:

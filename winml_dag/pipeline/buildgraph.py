@@ -6,6 +6,7 @@ or stage declarations.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
 from functools import cached_property
@@ -71,7 +72,8 @@ class BuildSummary:
     @cached_property
     def scope(self) -> str:
         """The name that a build is recorded under: its output folder or file, by which the user identifies it."""
-        return str(self.output_dir.resolve() / (self.output_file or ""))
+        folder = os.path.realpath(self.output_dir)
+        return folder if self.output_file is None else os.path.join(folder, self.output_file)  # noqa: PTH118
 
     @property
     def on_options(self) -> tuple[str, ...]:

@@ -5,9 +5,9 @@ Everything is decided from a :class:`ResolveContext`: a recipe with the options 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,6 +60,7 @@ class ResolveContext:
         only: the stages that are wanted, whose prerequisites have to be there; None for all.
         runs: whether the build is to run; if it is only planned, its prerequisites may be missing here.
         download: whether a model or data may be fetched from the hub.
+        describes: whether the frozen recipe is needed, which is a file of a finished build.
     """
 
     recipe: Recipe
@@ -69,6 +70,7 @@ class ResolveContext:
     only: frozenset[str] | None = None
     runs: bool = True
     download: bool = False
+    describes: bool = True
 
     @classmethod
     def of(cls, loaded: LoadedRecipe | None, overrides: Overrides, output_dir: Path, **settings: Any) -> ResolveContext:
@@ -196,8 +198,7 @@ class Decisions:
     def config(self, stage: str) -> Any:
         """Return the config of *stage*, a stage of the line, or a Skip: what the function in its row returns."""
         if stage not in self._configs:
-            module, _, function = DECIDED_BY[stage].partition(":")
-            self._configs[stage] = getattr(import_module(module), function)(self)
+            self._configs[stage] = _decider(stage)(self)
         return self._configs[stage]
 
     def runs(self, stage: str) -> bool:
@@ -289,6 +290,13 @@ class Decisions:
             looked_at=there,
             absent=tuple(path for path in looked_at if path not in there),
         )
+
+
+@cache
+def _decider(stage: str) -> Callable[[Decisions], Any]:
+    module, _, function = DECIDED_BY[stage].partition(":")
+    decider: Callable[[Decisions], Any] = getattr(import_module(module), function)
+    return decider
 
 
 def support_of(paths: tuple[Path, ...]) -> Source | None:

@@ -169,8 +169,9 @@ def _graph(nodes: Sequence[Node], sources: Sequence[Source], declared: Declared 
 def _digested(sources: Sequence[Source], fingerprints: Fingerprints, known: Known) -> dict[str, Artifact]:
     """Digest all new sources together: one index lookup for thousands of files."""
     new = [source for source in sources if source not in known.artifacts]
-    entries = iter(fingerprints.entries([(file.path, file.name) for source in new for file in source.files]))
-    known.artifacts.update((source, Artifact.of(islice(entries, len(source.files)))) for source in new)
+    if new:
+        entries = iter(fingerprints.entries([(file.path, file.name) for source in new for file in source.files]))
+        known.artifacts.update((source, Artifact.of(islice(entries, len(source.files)))) for source in new)
     return {source.name: known.artifacts[source] for source in sources}
 
 

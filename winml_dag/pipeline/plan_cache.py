@@ -335,7 +335,7 @@ def look_at_each(requests: Iterable[tuple[str, Request]], store: Store) -> tuple
     known = Known()
 
     def plan(request: Request) -> BuildGraph:
-        build = build_of(request, store.folder, known, download=False, needs_folder=False)
+        build = build_of(request, store.folder, known, download=False, needs_folder=False, describes=False)
         return plan_build(build, store.fingerprints, known)
 
     return _each(requests, plan)

@@ -47,12 +47,19 @@ _DONE = {"compile": "compiled again", "optimize": "optimized", "quantize": "quan
 
 
 def build_of(
-    request: Request, cache_dir: Path, known: Known | None = None, *, download: bool, needs_folder: bool = True
+    request: Request,
+    cache_dir: Path,
+    known: Known | None = None,
+    *,
+    download: bool,
+    needs_folder: bool = True,
+    describes: bool = True,
 ) -> Build | CompositeBuild | OnlyDeclared:
     """Return the build that *request* describes.
 
     Without *needs_folder* the build is only planned: without an output folder it uses one in the cache, and what only
-    another machine has is reported, not an error. *known*: what other builds of the same plan have read.
+    another machine has is reported, not an error. *known*: what other builds of the same plan have read. Without
+    *describes* its summary lacks what only files of a finished build say.
 
     Raises:
         UsageError, InputError: as for :func:`resolve`; also when no output folder is named.
@@ -62,9 +69,11 @@ def build_of(
     if loaded is not None and has_only_stages(loaded, request.overrides):
         build: Build | CompositeBuild | OnlyDeclared = _only_declared(loaded, folder)
     else:
-        context = ResolveContext.of(loaded, request.overrides, folder, download=download, runs=needs_folder)
+        context = ResolveContext.of(
+            loaded, request.overrides, folder, download=download, runs=needs_folder, describes=describes
+        )
         build = resolve(context, known)
-    asked = asked_for(loaded, request.overrides)
+    asked = asked_for(loaded, request.overrides) if describes else {}
     return replace(build, summary=replace(build.summary, asked=asked, final_only=request.final_only))
 
 
@@ -119,7 +128,8 @@ def resolve(context: ResolveContext, known: Known | None = None) -> Build | Comp
     components = components_for(loader_known, model)
     if len(components) < 2:
         return resolve_one(context, model, components[0] if components else None)
-    parts = {component: resolve_one(context, model, component) for component in components}
+    whole = replace(context, describes=True)
+    parts = {component: resolve_one(whole, model, component) for component in components}
     return composite_build(loader_known, model, parts)
 
 
@@ -155,7 +165,7 @@ def resolve_one(context: ResolveContext, model: Model, component: Component | No
             ep=target.ep.alias,
             device=target.device,
             output_dir=context.output_dir,
-            settings=settings_of(decided),
+            settings=settings_of(decided) if context.describes else {},
             notices=(
                 *decided.notices,
                 *data_notices(decided),

@@ -62,7 +62,12 @@ class Rounds:
             self._by_key.setdefault((line, result.cache_key), result.node.id)
         return False
 
-    def with_kept_names(self, why: Reason) -> Reason:
+    def with_kept(self, result: StageResult) -> StageResult:
+        """Return *result* with a reason that names reported stages only."""
+        why = self._with_kept_names(result.reason)
+        return result if why is result.reason else replace(result, reason=why)
+
+    def _with_kept_names(self, why: Reason) -> Reason:
         """Return *why* with the names of repetitions replaced by those of reported stages."""
         names = tuple(dict.fromkeys(self.like.get(name, name) for name in why.names))
         if names == why.names:
@@ -100,7 +105,7 @@ def folded(results: Iterable[StageResult]) -> Folded:
     for result in results:
         (like_before if rounds.is_like_before(result) else reported).append(result)
     return Folded(
-        tuple(replace(result, reason=rounds.with_kept_names(result.reason)) for result in reported),
+        tuple(rounds.with_kept(result) for result in reported),
         tuple(like_before),
         rounds.like,
     )
@@ -115,7 +120,7 @@ class WithoutRounds(PassingOn):
 
     def finished(self, result: StageResult) -> None:
         if not self._rounds.is_like_before(result):
-            super().finished(replace(result, reason=self._rounds.with_kept_names(result.reason)))
+            super().finished(self._rounds.with_kept(result))
 
 
 # The check of a build's last analysis; see `refusal` in engine/decide.py.

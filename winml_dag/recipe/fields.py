@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping
 from enum import Enum
-from typing import Annotated, Literal, Self, TypeVar
+from functools import cache
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -83,6 +84,11 @@ class Section(BaseModel):
         """Return what was set, as in a recipe; :meth:`from_dict` creates an equal section from it."""
         plain: dict[str, JsonValue] = self.model_dump(mode="json", by_alias=True, exclude_unset=True)
         return plain
+
+
+def unset(kind: type[Section], alias: str | None = None) -> Any:
+    """Return the field whose default is an empty section *kind*: one for all recipes, since it cannot be changed."""
+    return Field(default_factory=cache(kind.model_construct), alias=alias)
 
 
 def keys_of(name: str, info: FieldInfo) -> list[str]:

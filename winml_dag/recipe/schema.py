@@ -37,6 +37,7 @@ from winml_dag.recipe.fields import (
     WeightType,
     problem,
     replacing,
+    unset,
 )
 
 
@@ -80,7 +81,7 @@ class Eval(Section):
     max_optim_iterations: Annotated[int, Field(ge=0)] | None = None
     shape_config: Mapping[str, JsonValue] | None = None
     export_overrides: Mapping[str, JsonValue] | None = None
-    dataset: OrEmpty[Dataset] = Field(default_factory=Dataset.model_construct)
+    dataset: OrEmpty[Dataset] = unset(Dataset)
     batch_size: Count = 1
     pooling: Literal["mean", "cls"] | None = None
     output_path: Text | None = None
@@ -198,7 +199,7 @@ class Export(Section):
     clean_onnx: bool = False
     enable_hierarchy_tags: bool = True
     hierarchy_tag_format: Literal["full", "module_only"] = "full"
-    compatibility: OrEmpty[Compatibility] = Field(default_factory=Compatibility.model_construct)
+    compatibility: OrEmpty[Compatibility] = unset(Compatibility)
     module_arguments: MapOf[JsonValue] | None = None
     shape_config: Mapping[Text, Count] | None = None
 
@@ -346,11 +347,11 @@ class Component(Section):
     """
 
     precision: PrecisionName | None = None
-    export: Export = Field(default_factory=Export.model_construct)
+    export: Export = unset(Export)
     optim: OrEmpty[Mapping[CapabilityName, bool]] = Field(default_factory=dict)
     quant: Quant | None = None
     compile: Compile | None = None
-    validation: Validate = Field(default_factory=Validate.model_construct, alias="validate")
+    validation: Validate = unset(Validate, alias="validate")
     skip_optimize: bool = False
 
 
@@ -368,14 +369,14 @@ class Recipe(Section):
     device: Device = "auto"
     precision: PrecisionName = "auto"
     output_dir: Text | None = None
-    loader: OrEmpty[Loader] = Field(default_factory=Loader.model_construct)
-    export: Export | None = Field(default_factory=Export.model_construct)
+    loader: OrEmpty[Loader] = unset(Loader)
+    export: Export | None = unset(Export)
     optim: OrEmpty[Mapping[CapabilityName, bool]] = Field(default_factory=dict)
     quant: Quant | None = None
     compile: Compile | None = None
     eval: Eval | None = None
-    validation: Validate = Field(default_factory=Validate.model_construct, alias="validate")
-    perf: OrEmpty[Perf] = Field(default_factory=Perf.model_construct)
+    validation: Validate = unset(Validate, alias="validate")
+    perf: OrEmpty[Perf] = unset(Perf)
     auto: bool = True
     max_optim_iterations: Annotated[int, Field(ge=0, le=20)] = 3
     allow_unsupported_nodes: bool = False
