@@ -32,6 +32,10 @@ def _class(decorator: Callable[[type], type]) -> Any:
 
 Ours = _class(frozen)
 Theirs = _class(dataclass(frozen=True))
+# Of this one, so many were made that it has an ``__init__`` of its own.
+Many = _class(frozen)
+for number in range(300):
+    Many(number)
 
 
 @pytest.mark.parametrize(
@@ -39,18 +43,20 @@ Theirs = _class(dataclass(frozen=True))
 )
 def test_it_is_made_shown_and_converted_as_a_dataclass(values: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
     given, named = values
-    ours, theirs = Ours(*given, **named), Theirs(*given, **named)
-    assert repr(ours) == repr(theirs)
-    assert list(asdict(ours).items()) == list(asdict(theirs).items())
-    assert [each.name for each in fields(ours)] == [each.name for each in fields(theirs)]
-    assert asdict(replace(ours, y=9)) == asdict(replace(theirs, y=9))
-    assert vars(copy.deepcopy(ours)) == vars(ours)
+    theirs = Theirs(*given, **named)
+    for ours in (Ours(*given, **named), Many(*given, **named)):
+        assert repr(ours) == repr(theirs)
+        assert list(vars(ours)) == list(vars(theirs))
+        assert list(asdict(ours).items()) == list(asdict(theirs).items())
+        assert [each.name for each in fields(ours)] == [each.name for each in fields(theirs)]
+        assert asdict(replace(ours, y=9)) == asdict(replace(theirs, y=9))
+        assert vars(copy.deepcopy(ours)) == vars(ours)
 
 
 @pytest.mark.parametrize("values", [((), {}), ((1, 2, [], "u", 5), {}), ((1,), {"z": 1}), ((), {"y": 1})])
 def test_it_refuses_the_arguments_that_a_dataclass_refuses(values: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
     given, named = values
-    for kind in (Ours, Theirs):
+    for kind in (Ours, Many, Theirs):
         with pytest.raises(TypeError):
             kind(*given, **named)
 
@@ -63,6 +69,7 @@ def test_equality_is_that_of_the_compared_fields_of_one_class() -> None:
     assert one != Theirs(1)
     assert hash(Ours(1, marks=())) == hash(Theirs(1, marks=()))
     assert Ours(1).marks is not one.marks
+    assert Many(1).marks is not Many(1).marks
 
 
 def test_it_cannot_be_changed() -> None:

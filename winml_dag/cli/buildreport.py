@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.cli import Note, echo, few
-from winml_dag.cli.stage_lines import broken_lines, stage_lines
 from winml_dag.engine.events import StageResult, Status
-from winml_dag.pipeline.stageresults import compile_result
 
 if TYPE_CHECKING:
     from winml_dag.cli.options import How
@@ -50,6 +48,9 @@ def _model_json(result: BuildResult, *, dry_run: bool) -> JsonObject:
     final = {"final_artifact": None if result.final_artifact is None else str(result.final_artifact)}
     if dry_run:
         return {**final}
+    # Imported here, as below: a plan does not report what stages did.
+    from winml_dag.pipeline.stageresults import compile_result
+
     several = len(result.components) > 1
     done, compiled = result.quantization, None if several else compile_result(result.results)
     return {
@@ -107,6 +108,8 @@ def print_result(result: BuildResult, how: How, lines: Callable[[BuildResult], I
             for line in failure_lines(view.result, whole=how.verbose):
                 echo(line, err=True)
     if ran and not how.quiet and not result.failed:
+        from winml_dag.cli.stage_lines import stage_lines
+
         for line in (*stage_lines(result), *lines(result)):
             how.say(line)
     if result.traffic is not None and not how.quiet:
@@ -121,6 +124,8 @@ def print_result(result: BuildResult, how: How, lines: Callable[[BuildResult], I
 
 def failure_lines(result: StageResult, *, whole: bool = False) -> Iterator[str]:
     """Yield a failed stage: the error, the advice, its metrics, and the end of its log (or the *whole* log)."""
+    from winml_dag.cli.stage_lines import broken_lines
+
     # A stage with a record did not fail: this build cannot continue with its result.
     failed = "" if result.record is not None else f"{result.node.id} failed: "
     yield f"error: {failed}{result.error} {result.advice}".rstrip()

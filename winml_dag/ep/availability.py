@@ -147,8 +147,13 @@ def _named_ep(name: str, where: str) -> ExecutionProvider:
 def search_path(environment: Environment | None) -> tuple[Path, ...]:
     """Return the search path for packages in *environment*, or here."""
     if environment is None:
-        return tuple(Path(entry or ".") for entry in sys.path)
+        return _as_paths(tuple(sys.path))
     return environment.site_packages
+
+
+@cache
+def _as_paths(entries: tuple[str, ...]) -> tuple[Path, ...]:
+    return tuple(Path(entry or ".") for entry in entries)
 
 
 def package_of(ep: ExecutionProvider, environment: Environment | None) -> Package | None:
@@ -184,11 +189,11 @@ def _is_there(package: Package, path: Iterable[Path]) -> bool:
     if package.plugin:
         return package_folder(package.plugin, path) is not None
     # importlib.metadata would answer this too, but its import takes longer than a whole plan may take.
-    stem = re.sub(r"[-_.]+", "_", package.distribution)
-    return any(stem in _distributions_in(folder) for folder in path)
+    metadata = f"{re.sub(r'[-_.]+', '_', package.distribution)}.dist-info"
+    return any(metadata in _names_in(folder) for folder in path)
 
 
-def _distributions_in(folder: Path) -> frozenset[str]:
+def _names_in(folder: Path) -> frozenset[str]:
     try:
         return _listed(str(folder), folder.stat().st_mtime_ns)
     except OSError:
@@ -197,14 +202,15 @@ def _distributions_in(folder: Path) -> frozenset[str]:
 
 @cache
 def _listed(folder: str, changed_ns: int) -> frozenset[str]:  # noqa: ARG001 - what was listed before it changed
-    """Return the names of the distributions that are installed in *folder*; every cell of a sweep asks again."""
-    names = (entry.partition("-") for entry in os.listdir(folder) if entry.endswith(".dist-info"))  # noqa: PTH208
-    return frozenset(stem for stem, dash, _ in names if dash)
+    """Return the names in *folder*, metadata without its version: every cell of a sweep asks for some of them."""
+    names = os.listdir(folder)  # noqa: PTH208
+    return frozenset(f"{name.partition('-')[0]}.dist-info" if name.endswith(".dist-info") else name for name in names)
 
 
 def package_folder(module: str, path: Iterable[Path]) -> Path | None:
     """Return the folder of the top-level package *module* without importing it (that may load native libraries)."""
-    return next((folder / module for folder in path if (folder / module / "__init__.py").is_file()), None)
+    there = (folder / module for folder in path if module in _names_in(folder))
+    return next((found for found in there if (found / "__init__.py").is_file()), None)
 
 
 @frozen

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject
+from winml_dag.configuration import config_file
 from winml_dag.engine.stage import Source, SourceFile
 from winml_dag.ep.availability import resolve_target
 from winml_dag.ep.registry import AUTO, CPU, Target, find_ep
@@ -20,6 +22,7 @@ from winml_dag.stages import artifact_types
 from winml_dag.stages.builtin import LINE
 
 if TYPE_CHECKING:
+    from winml_dag.engine.stage import Node
     from winml_dag.onnxmodel.inspect import ModelSummary
     from winml_dag.pipeline.decisions import ResolveContext
     from winml_dag.pipeline.line import EpPlace
@@ -213,12 +216,21 @@ class OnnxFile:
 class Known:
     """What was read for one build, and applies to all others that are planned with it.
 
-    ``models``: by path; ``artifacts``: the content of sources; ``places``: by target.
+    ``models``: by path; ``artifacts``: the content of sources; ``places``: by target; ``rounds``: the nodes of a search
+    by all that they depend on.
     """
 
     models: dict[Path, OnnxFile] = field(default_factory=dict)
     artifacts: dict[Source, Artifact] = field(default_factory=dict)
     places: dict[Target, EpPlace] = field(default_factory=dict)
+    rounds: dict[tuple[object, ...], tuple[Node, ...]] = field(default_factory=dict)
+
+    @cached_property
+    def configuration(self) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+        """The file that configures environments of providers: first if it exists, else second."""
+        path = config_file().absolute()
+        before_reading(path)
+        return ((path,), ()) if path.exists() else ((), (path,))
 
     def model(self, path: Path) -> OnnxFile:
         """Return the model at *path*. Raises as :meth:`OnnxFile.at` does."""

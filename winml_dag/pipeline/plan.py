@@ -12,11 +12,9 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from winml_dag.configuration import config_file
 from winml_dag.engine.graph import Cycle, Graph
 from winml_dag.engine.stage import Node, Skip, Source
 from winml_dag.ep.availability import environments_behind
-from winml_dag.file_reading import before_reading
 from winml_dag.pipeline.buildgraph import BuildGraph, Step, prefixed
 from winml_dag.pipeline.layout import RANGES, is_builtin, reserved
 from winml_dag.pipeline.line import Line, Start, id_of
@@ -44,7 +42,7 @@ def plan_build(
     known = known or Known()
     if isinstance(build, CompositeBuild):
         return _plan_composite(build, fingerprints, known)
-    configured, not_configured = _configuration()
+    configured, not_configured = known.configuration
     own = UserPlan() if build.declared is None else _plan_own(build, build.declared, fingerprints)
     line = Line(build, fingerprints, own.rewired, known)
     nodes = tuple(line.nodes())
@@ -64,7 +62,7 @@ def plan_build(
 
 def _plan_composite(build: CompositeBuild, fingerprints: Fingerprints, known: Known) -> BuildGraph:
     """Plan one export, followed by a line for each component."""
-    configured, not_configured = _configuration()
+    configured, not_configured = known.configuration
     line = Line(next(iter(build.parts.values())), fingerprints, {}, known)
     export = line.export(export_stage(build.parts), build.export)
     nodes, steps = [export], [Step(export.id, export.stage.name)]
@@ -91,13 +89,6 @@ def _plan_composite(build: CompositeBuild, fingerprints: Fingerprints, known: Kn
         looked_at=(*looked_at, *configured),
         absent=(*absent, *not_configured),
     )
-
-
-def _configuration() -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """Return the file that configures environments of providers: first if it exists, else second."""
-    path = config_file().absolute()
-    before_reading(path)
-    return ((path,), ()) if path.exists() else ((), (path,))
 
 
 def _sources(build: Build) -> list[Source]:
@@ -179,14 +170,13 @@ def _steps(build: Build, nodes: Sequence[Node]) -> Iterator[Step]:
     """Yield every stage in a valid order, with skipped built-in stages at their usual position."""
     present = {node.stage.name for node in nodes if is_builtin(node)}
     # Skipped stages are not listed for a build of a single file.
-    order = [*LINE]
     is_listed = build.summary.output_file is None
-    left_out = [name for name in order if is_listed and name not in present and _is_listed(build.configs[name])]
+    places = {name: place for place, name in enumerate(LINE)}
+    left_out = [name for name in LINE if is_listed and name not in present and _is_listed(build.configs[name])]
     for node in nodes:
         if is_builtin(node) and node.stage.name in LINE:
-            at = order.index(node.stage.name)
-            yield from (_skipped(build, name) for name in left_out if order.index(name) < at)
-            left_out = [name for name in left_out if order.index(name) > at]
+            while left_out and places[left_out[0]] < places[node.stage.name]:
+                yield _skipped(build, left_out.pop(0))
         yield Step(node.id, node.stage.name)
     yield from (_skipped(build, name) for name in left_out)
 

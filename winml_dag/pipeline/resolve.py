@@ -17,13 +17,11 @@ from winml_dag.engine.stage import Skip, Source
 from winml_dag.ep.availability import is_at_hand, require_at_hand, what_is_missing
 from winml_dag.ep.registry import Target
 from winml_dag.errors import UsageError, WinmlDagError
-from winml_dag.pipeline.build_info import asked_for
 from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.decisions import Decisions, ResolveContext, option_files, sdk_of
 from winml_dag.pipeline.layout import has_only_stages, output_folder
 from winml_dag.pipeline.model import Known, Model, find_model, user_script
 from winml_dag.pipeline.request import Request
-from winml_dag.pipeline.settings import settings_of
 from winml_dag.pipeline.stageconfigs import data_notices, search_notices
 from winml_dag.pipeline.variant import (
     Build,
@@ -39,6 +37,7 @@ from winml_dag.stages import artifact_types
 from winml_dag.stages.builtin import LINE
 
 if TYPE_CHECKING:
+    from winml_dag.canonical import JsonObject
     from winml_dag.stages.export.architectures import Component
 
 T = TypeVar("T")
@@ -73,8 +72,13 @@ def build_of(
             loaded, request.overrides, folder, download=download, runs=needs_folder, describes=describes
         )
         build = resolve(context, known)
-    asked = asked_for(loaded, request.overrides) if describes else {}
-    return replace(build, summary=replace(build.summary, asked=asked, final_only=request.final_only))
+    summary = replace(build.summary, final_only=request.final_only)
+    if describes:
+        # Imported here, as below: a plan that is only looked at needs neither.
+        from winml_dag.pipeline.build_info import asked_for
+
+        summary = replace(summary, asked=asked_for(loaded, request.overrides))
+    return replace(build, summary=summary)
 
 
 def _own_stages(recipe: Recipe) -> int:
@@ -165,7 +169,7 @@ def resolve_one(context: ResolveContext, model: Model, component: Component | No
             ep=target.ep.alias,
             device=target.device,
             output_dir=context.output_dir,
-            settings=settings_of(decided) if context.describes else {},
+            settings=_settings(decided) if context.describes else {},
             notices=(
                 *decided.notices,
                 *data_notices(decided),
@@ -186,6 +190,12 @@ def resolve_one(context: ResolveContext, model: Model, component: Component | No
         sdk=sdk,
         lacks=tuple(lacks.found),
     )
+
+
+def _settings(decided: Decisions) -> JsonObject:
+    from winml_dag.pipeline.settings import settings_of
+
+    return settings_of(decided)
 
 
 def _without_effect(decided: Decisions, configs: dict[str, Any]) -> Iterator[str]:
