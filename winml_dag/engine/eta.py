@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import field, replace
 
-from winml_dag.canonical import json_hash
+from winml_dag.canonical import canonical_json
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.resources import Admission, Capacity, ResourceRequest
 from winml_dag.engine.stage import Node
@@ -268,18 +268,21 @@ def repeats(graph: Graph) -> frozenset[str]:
     """
     if not any(node.stage.likely_unchanged for node in graph.nodes):
         return frozenset()
-    identities: dict[str, str] = {}
-    seen: set[str] = set()
+    identities: dict[str, object] = {}
+    seen: dict[tuple[object, ...], int] = {}
+    configs: dict[int, str] = {}
     found: list[str] = []
     for node in graph.nodes:
         inputs = {slot: identities.get(name, name) for slot, name in node.inputs.items()}
-        identity = json_hash([node.stage.name, node.stage.version, node.config, inputs, node.toolchain])
-        if identity in seen:
+        if id(node.config) not in configs:
+            configs[id(node.config)] = canonical_json(node.config)
+        work = (node.stage.name, node.stage.version, configs[id(node.config)], frozenset(node.toolchain.items()))
+        number = seen.setdefault((*work, frozenset(inputs.items())), count := len(seen))
+        if number < count:
             found.append(node.id)
-        seen.add(identity)
         for slot in node.stage.outputs:
             as_before = inputs.get(slot) if slot in node.stage.likely_unchanged else None
-            identities[node.output(slot)] = as_before or f"{identity}.{slot}"
+            identities[node.output(slot)] = as_before or (number, slot)
     return frozenset(found)
 
 

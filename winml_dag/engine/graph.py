@@ -15,7 +15,7 @@ from __future__ import annotations
 import graphlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import canonical_json
@@ -170,9 +170,18 @@ def _check_inputs(
 
 
 def _ordered(by_id: Mapping[str, Node], makers: Mapping[str, Node]) -> tuple[Node, ...]:
-    needs = {node.id: [makers[name].id for name in node.inputs.values() if name in makers] for node in by_id.values()}
+    needs = (
+        (node.id, tuple([makers[name].id for name in node.inputs.values() if name in makers]))
+        for node in by_id.values()
+    )
+    return tuple([by_id[node_id] for node_id in _order(tuple(needs))])
+
+
+@lru_cache(maxsize=16)
+def _order(needs: tuple[tuple[str, tuple[str, ...]], ...]) -> tuple[str, ...]:
+    """Return the ids in topological order. *needs*: those that each one waits for; often alike in builds of a sweep."""
     try:
-        return tuple(by_id[node_id] for node_id in graphlib.TopologicalSorter(needs).static_order())
+        return tuple(graphlib.TopologicalSorter(dict(needs)).static_order())
     except graphlib.CycleError as error:
         # CycleError lists each node before the one that it depends on; readers expect arrows in the direction of the
         # data.

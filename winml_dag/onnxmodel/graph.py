@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+
+from winml_dag.frozen import frozen
 
 # The key in a node's metadata for the PyTorch module that it computes a part of; it is winml-cli's.
 TAG_KEY = "winml.hierarchy.tag"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Tensor:
     """A constant of the graph.
 
@@ -28,7 +29,7 @@ class Tensor:
     plain: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Attribute:
     """What is used of an attribute.
 
@@ -49,7 +50,7 @@ class Attribute:
     texts: tuple[bytes, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Node:
     """A node of a graph; ``domain`` is empty for the ONNX standard, ``tag`` if the module is unknown."""
 
@@ -62,7 +63,7 @@ class Node:
     tag: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Value:
     """A value and its type. ``data_type`` is 0 for a non-tensor; ``dims`` is None if the rank is unknown."""
 
@@ -71,7 +72,7 @@ class Value:
     dims: tuple[int | str | None, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Graph:
     """A graph or subgraph. A sparse initializer counts as two tensors, its values and its indices.
 
@@ -86,7 +87,7 @@ class Graph:
     values: tuple[Value, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Function:
     """A function of the model: an operator composed of others."""
 
@@ -95,7 +96,7 @@ class Function:
     nodes: tuple[Node, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Model:
     """An ONNX file without its tensor data; ``domain``, ``version`` and ``description`` are set by its producer."""
 

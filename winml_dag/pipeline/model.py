@@ -151,7 +151,7 @@ class OnnxFile:
         before_reading(path)
         return cls(path, inspect_model(path))
 
-    @property
+    @cached_property
     def kind(self) -> str:
         if self.summary.is_compiled:
             return artifact_types.COMPILED_MODEL
