@@ -12,7 +12,7 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from winml_dag.canonical import JsonObject, canonical_json
+from winml_dag.canonical import JsonObject
 from winml_dag.engine.keys import installed_distributions, normalised, versions, versions_in
 from winml_dag.engine.stage import Node, Source, Stage, config_json
 from winml_dag.ep.availability import (
@@ -180,25 +180,15 @@ class Line:
         build, model = self._build, self._artifacts.get("model")
         optimize, analyze, search = build.chosen("optimize"), build.chosen("analyze"), build.search
         place = self._place(build.target) if analyze is not None and analyze.target.asks else HERE
-        # The same in each round, and most cells of a sweep have the same rounds.
+        # The same in each round.
         optimizing, analyzing = (None if config is None else config_json(config) for config in (optimize, analyze))
-        given = tuple(map(self._artifacts.get, dict.fromkeys((*LINE["optimize"].inputs, *LINE["analyze"].inputs))))
-        work = canonical_json([optimizing, analyzing, *map(self._rewired.get, ("optimize", "analyze"))])
-        ends = (search.rounds, search.refuses_unsupported)
-        rounds = self._known.rounds
-        if (known := rounds.get(key := (self._prefix, work, build.target, given, self._kind, *ends))) is not None:
-            yield from map(self._taken, known)
-            return
-        made: list[Node] = []
         for number in range(search.rounds + 1):
             if optimizing is not None:
-                made.append(self._taken(self._node(f"optimize.{number}", LINE["optimize"], optimizing, model=model)))
+                yield self._taken(self._node(f"optimize.{number}", LINE["optimize"], optimizing, model=model))
             if analyzing is not None:
                 node = self._node(f"analyze.{number}", LINE["analyze"], analyzing, place)
                 checked = number == search.rounds and search.refuses_unsupported
-                made.append(self._taken(replace(node, check=CHECK) if checked else node))
-        rounds[key] = tuple(made)
-        yield from made
+                yield self._taken(replace(node, check=CHECK) if checked else node)
 
     def _quantizations(self) -> Iterator[Node]:
         build, given = self._build, self._build.sources

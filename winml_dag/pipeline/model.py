@@ -22,7 +22,6 @@ from winml_dag.stages import artifact_types
 from winml_dag.stages.builtin import LINE
 
 if TYPE_CHECKING:
-    from winml_dag.engine.stage import Node
     from winml_dag.onnxmodel.inspect import ModelSummary
     from winml_dag.pipeline.decisions import ResolveContext
     from winml_dag.pipeline.line import EpPlace
@@ -216,14 +215,12 @@ class OnnxFile:
 class Known:
     """What was read for one build, and applies to all others that are planned with it.
 
-    ``models``: by path; ``artifacts``: the content of sources; ``places``: by target; ``rounds``: the nodes of a search
-    by all that they depend on.
+    ``models``: by path; ``artifacts``: the content of sources; ``places``: by target.
     """
 
     models: dict[Path, OnnxFile] = field(default_factory=dict)
     artifacts: dict[Source, Artifact] = field(default_factory=dict)
     places: dict[Target, EpPlace] = field(default_factory=dict)
-    rounds: dict[tuple[object, ...], tuple[Node, ...]] = field(default_factory=dict)
 
     @cached_property
     def configuration(self) -> tuple[tuple[Path, ...], tuple[Path, ...]]:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from winml_dag.pipeline.buildresult import StageView
     from winml_dag.pipeline.plan_cache import Planned
     from winml_dag.pipeline.request import Overrides, Request
-    from winml_dag.recipe.load import LoadedRecipe
     from winml_dag.recipe.sweep import Cell, Sweep
 
 
@@ -112,15 +111,6 @@ def request_of(cell: Cell, request: Request, folder: Path | None) -> Request:
     recipe, item = (cell.file, cell.item) if cell.recipe is None else (cell.recipe, None)
     output_dir = request.output_dir if folder is None else folder / cell.folder
     return replace(request, recipe=recipe, item=item, output_dir=output_dir)
-
-
-def recipe_of(cell: Cell) -> LoadedRecipe:
-    """Return the recipe of *cell*, loaded from its file if it has one of its own. Raises as loading does."""
-    if cell.recipe is not None:
-        return cell.recipe
-    from winml_dag.recipe.load import load_recipe
-
-    return load_recipe(cell.file, cell.item)
 
 
 def cell_result(cell: Cell, outcome: Outcome, command: str, started: Mapping[str, float]) -> CellResult:

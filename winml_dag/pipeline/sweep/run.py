@@ -27,7 +27,6 @@ from winml_dag.pipeline.sweep.cells import (
     folder_of,
     keys_of,
     longest_chain,
-    recipe_of,
     refuse_overruled,
     request_of,
     selected,
@@ -307,7 +306,13 @@ class _Run:
         if not measure or not there:
             return
         self._watcher.phase("measuring", [cell.name for cell in there])
-        finished = [Finished(cell.name, self._sweep_run.folder / cell.folder, recipe_of(cell)) for cell in there]
+        # Imported here: most sweeps measure nothing.
+        from winml_dag.recipe.load import load_recipe
+
+        finished = [
+            Finished(cell.name, self._sweep_run.folder / cell.folder, cell.recipe or load_recipe(cell.file, cell.item))
+            for cell in there
+        ]
         self._has_data |= any(cell.has_data for cell in finished)
 
         def done(name: str) -> None:
