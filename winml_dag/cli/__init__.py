@@ -236,7 +236,7 @@ def cli(context: click.Context) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit the process with its exit code."""
     # Most of what a command creates lives until it ends: collections find nothing, and took 8 % of a plan.
-    gc.set_threshold(100_000, 20, 100)
+    gc.set_threshold(500_000, 20, 100)
     code = run(arguments)
     # From here on only the interpreter's own shutdown runs.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
