@@ -59,6 +59,12 @@ def declared_reach(name: str, table: Iterable[Edit] = EDITS) -> set[str]:
     return {stage for field, _, _, stages in table if field == name and stages != REFUSED for stage in stages.split()}
 
 
+def bases_of(name: str, table: Iterable[Edit] = EDITS) -> list[Mapping[str, Any]]:
+    """Return all bases: those first on which *table* says that an edit reaches something, then the special ones."""
+    named = {base for field, base, _, stages in table if field == name and stages not in ("", REFUSED)}
+    return [BASES[base] for base in sorted(reversed(tuple(BASES)), key=lambda base: base not in named)]
+
+
 @pytest.mark.parametrize("edit", EDITS, ids=[f"{field}-{base}-{value}" for field, base, value, _ in EDITS])
 def test_an_edit_reaches_exactly_the_stages_that_read_the_field(project: Path, edit: Edit) -> None:
     field, base, value, expected = edit
@@ -119,11 +125,11 @@ def try_values(
 ) -> None:
     """Try *turns*, the values for each base that has, or can be given, the field's section.
 
-    To reach *until* takes the special bases, which come last: those come first then.
+    To reach *until*, the bases come first on which the table has an edit of the field.
     """
     *sections, name = field.path.split(".")
     bases = list(BASES.values())[: 1 if field.path.startswith(UNREAD) else None]
-    for base in bases if until is None else reversed(bases):
+    for base in bases if until is None else bases_of(declared_name(field.path)):
         try:
             recipe, place = within(base, sections)
         except (IndexError, AttributeError):
@@ -220,7 +226,8 @@ def test_all_values_of_an_option_reach_what_the_table_says(project: Path, field:
 def try_options(
     field: Field, project: Path, turns: Iterator[list[Any]], found: Found, until: set[str] | None = None
 ) -> None:
-    for base, tried in zip(BASES.values() if until is None else reversed(BASES.values()), turns, strict=False):
+    bases = BASES.values() if until is None else bases_of(field.path, OPTIONS)
+    for base, tried in zip(bases, turns, strict=False):
         after = ((value, unless_refused(base, project, Overrides(**{field.path: value}))) for value in tried)
         found.add(keys_of(base, project), ((value, reached) for value, reached in after if reached is not None))
         if found.reach == until:
