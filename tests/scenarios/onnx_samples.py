@@ -9,29 +9,39 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 
+def save(path: Path, text: str, **constants: np.ndarray) -> Path:
+    """Save the model of *text*, in ONNX's own syntax, with *constants*. Without a header it has opset 21."""
+    header = "" if text.startswith("<") else '<ir_version: 10, opset_import: ["": 21]> '
+    model = onnx.parser.parse_model(header + text)
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
+    onnx.save(model, path)
+    return path
+
+
 def perceptron(path: Path, *, width: int = 64, classes: int = 16, seed: int = 0) -> Path:
     """Save ``logits = relu(x W1 + b1) W2 + b2`` for ``x`` of ``[4, width]``, which every precision and QNN supports."""
     random = np.random.default_rng(seed)
 
-    def weights(name: str, *shape: int) -> TensorProto:
-        return numpy_helper.from_array((random.normal(size=shape) / np.sqrt(shape[0])).astype(np.float32), name)
+    def weights(*shape: int) -> np.ndarray:
+        return (random.normal(size=shape) / np.sqrt(shape[0])).astype(np.float32)
 
-    nodes = [
-        helper.make_node("MatMul", ["x", "w1"], ["xw"], name="first"),
-        helper.make_node("Add", ["xw", "b1"], ["sum"], name="bias"),
-        helper.make_node("Relu", ["sum"], ["hidden"], name="relu"),
-        helper.make_node("MatMul", ["hidden", "w2"], ["hw"], name="second"),
-        helper.make_node("Add", ["hw", "b2"], ["logits"], name="head"),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "perceptron",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, width])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [4, classes])],
-        [weights("w1", width, width), weights("b1", width), weights("w2", width, classes), weights("b2", classes)],
+    text = f"""perceptron (float[4, {width}] x) => (float[4, {classes}] logits) {{
+        [first] xw = MatMul(x, w1)
+        [bias] sum = Add(xw, b1)
+        [relu] hidden = Relu(sum)
+        [second] hw = MatMul(hidden, w2)
+        [head] logits = Add(hw, b2)
+    }}"""
+    return save(
+        path, text, w1=weights(width, width), b1=weights(width), w2=weights(width, classes), b2=weights(classes)
     )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
-    return path
+
+
+def compiled(path: Path, provider: str) -> Path:
+    """Save what a provider's compiler would: a node with a binary, which here is none."""
+    header = '<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>'
+    node = f'com.microsoft.EPContext <ep_cache_context = "binary", embed_mode = 1, source = "{provider}"> (x)'
+    return save(path, f"{header} compiled (float[1, 8] x) => (float[1, 8] y) {{ y = {node} }}")
 
 
 def samples(path: Path, *, scale: float = 1.0, width: int = 64, count: int = 8) -> Path:

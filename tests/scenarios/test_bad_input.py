@@ -265,7 +265,10 @@ def test_options_that_cannot_be(shell: Shell, arguments: tuple[str, ...], words:
         ({"quant": {"sampels": 3}}, ("recipe.yaml:", "quant.sampels", "samples")),
         ({"quant": {"mode": "banana"}}, ("banana", "static")),
         ({"ep": "qnn", "compile": {"provider_options": {"soc_mode": "60"}}}, ("soc_mode", "soc_model")),
-        ({"quant": {}, "compile": {"quant_config": {}}}, ("quant_config", "quant")),
+        (
+            {"quant": {}, "compile": {"quant_config": {}}},
+            ("recipe.yaml:", "compile.quant_config: there is a quant section as well; keep one of the two"),
+        ),
         ({"optim": {"gelu_fusionn": True}}, ("gelu_fusionn", "gelu_fusion")),
         ({"loader": {"user_script": "mine.py"}}, ("loader.user_script", "ONNX already")),
     ],

@@ -22,7 +22,7 @@ import pytest
 from oneprocess import OneProcess
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnx_samples import perceptron
-from scenario import Project
+from scenario import Project, with_status
 from support_samples import with_gelu, write_table
 
 import winml_dag
@@ -290,6 +290,17 @@ def test_weights_of_100_mib_are_beside_every_model_that_has_them(large: Project)
     assert info["unique_bytes"] < 1.5 * large_weight().nbytes < info["apparent_bytes"]
     (weight,) = onnx.load(folder / "model.onnx", load_external_data=False).graph.initializer
     assert {entry.key: entry.value for entry in weight.external_data}["location"] == "model.onnx.data"
+
+
+def test_a_command_finds_what_a_build_has_made_of_weights_beside_the_model(large: Project) -> None:
+    """They lie under the name in the model."""
+    few = ("-p", "dynamic", "-d", "cpu", "--no-validate")
+    run(large, "build", "--onnx", "large.onnx", *few, "--no-analyze", "-o", "cache/large8")
+    assert (large.folder / "cache" / "large8" / "optimized.onnx.data").exists()
+    quantize = ("quantize", "-m", "cache/large8/optimized.onnx", *few)
+    run(large, *quantize, "-o", "large.onnx", code=2)  # the model in large.onnx is somebody's
+    told = large.told(*quantize, "-o", "cache/dynamic.onnx")
+    assert with_status(told, "reused") == ["quantize"]
 
 
 def test_model_and_data_are_moved_together(large: Project, tmp_path: Path) -> None:

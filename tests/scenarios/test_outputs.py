@@ -151,8 +151,7 @@ given = build_hf_model(None, "python-out", config={"model": Path("model"), "load
                        "ep": "qnn", "precision": "w8a8", "quant": {"samples": 8}})
 assert [view.stage for view in given.stages if view.status == "ran"] == [], given
 """
-    finished = project.python(script)
-    assert finished.returncode == 0, finished.stderr
+    project.python(script)
     here, there = project.contents(), project.contents("python-out")
     assert here.keys() == there.keys()
     assert {name for name in here if here[name] != there[name]} <= {"build_manifest.json", "winml_build_config.json"}
@@ -209,8 +208,7 @@ for arguments in (["--help"], ["plan", "-c", "recipe.yaml", "-o", "out"], ["buil
 heavy = {"torch", "transformers", "onnx", "onnxruntime", "numpy", "networkx", "rich", "distributed"} & set(sys.modules)
 assert not heavy, heavy
 """
-    finished = project.python(script)
-    assert finished.returncode == 0, finished.stderr
+    project.python(script)
 
 
 def test_a_model_that_was_exported_here_and_is_given_as_onnx_is_known(project: Project) -> None:

@@ -177,27 +177,25 @@ assert sys.argv[1:] != ["again"] or not {"pydantic", "yaml", "sqlite3"} & set(sy
 
 
 def test_python_builds_the_same_sweep(sweeps: Sweeps) -> None:
-    finished = sweeps.python("""
+    said = sweeps.python("""
 from winml_dag import SweepResult, build_sweep
 sweep = build_sweep("sweep.yaml", "out", filters=["precision=fp32"], validate=False, analyze=False)
 assert isinstance(sweep, SweepResult)
 print([(cell.name, str(cell.status)) for cell in sweep.cells if cell.name.endswith("fp32")], sweep.cells[0].command)
 """)
-    assert finished.returncode == 0, finished.stderr
     command = "winml-dag build -c sweep.yaml -o out --no-validate --no-analyze --filter one/fp32"
     told = [("one/fp32", "up to date"), ("two/fp32", "up to date")]
-    assert finished.stdout.strip() == f"{told} {command}"
+    assert said.strip() == f"{told} {command}"
 
 
 def test_python_ends_stages_of_a_sweep_that_take_too_long(sweeps: Sweeps) -> None:
-    finished = sweeps.python("""
+    said = sweeps.python("""
 from winml_dag import build_sweep
 how = {"force_rebuild": True, "stage_timeout_seconds": 0.01, "memory_bytes": 1 << 30}
 sweep = build_sweep("sweep.yaml", "timed", filters=["one/fp32"], validate=False, analyze=False, **how)
 print(*(cell.failure.error for cell in sweep.cells if cell.failure))
 """)
-    assert finished.returncode == 0, finished.stderr
-    assert "0.01 s" in finished.stdout
+    assert "0.01 s" in said
 
 
 def test_each_cell_is_up_to_date_by_the_command_that_is_told_of_it(sweeps: Sweeps) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import yaml
 from oneprocess import OneProcess
-from remotes import beside
+from scenario import Folder, with_status
 
 TIDY = """\
 import os, sys
@@ -27,8 +26,8 @@ COUNT = "import sys; from pathlib import Path; " + (
 
 
 @dataclass(frozen=True)
-class Result:
-    """The output of one command."""
+class UserResult:
+    """The output of one build. Stages are known by their ids: they have no other names."""
 
     code: int
     value: dict[str, Any]
@@ -39,22 +38,18 @@ class Result:
         return {stage["id"]: stage for stage in self.value["builds"][0]["stages"]}
 
     def with_status(self, status: str) -> list[str]:
-        return [name for name, stage in self.stages.items() if stage["status"] == status]
+        return with_status(self.value, status, "id")
 
     @property
     def ran(self) -> list[str]:
         return self.with_status("ran")
 
 
-class UserProject:
-    """A folder with a recipe, a cache next to it, and the command line.
-
-    By default there is a process per command; with *commands*, that process runs all of them.
-    """
+class UserProject(Folder):
+    """A folder with a recipe, and a cache beside it."""
 
     def __init__(self, folder: Path, commands: OneProcess | None = None) -> None:
-        self.folder = folder
-        self._commands = commands
+        super().__init__(folder, commands)
         self.cache = folder.parent / "cache"
         self.recipe: dict[str, Any] = {}
         self.search_path = ""
@@ -72,45 +67,17 @@ class UserProject:
         """Write the current recipe."""
         self.write("recipe.yaml", yaml.safe_dump(self.recipe, sort_keys=False))
 
-    def run(self, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-        if self._commands is not None:
-            said = self._commands.run(arguments, cwd or self.folder, self.environment())
-            return subprocess.CompletedProcess(arguments, said.code, said.out, said.messages)
-        return subprocess.run(
-            self.command(*arguments),
-            cwd=cwd or self.folder,
-            env=self.environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            self.command(*arguments),
-            cwd=self.folder,
-            env=self.environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def command(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", "winml_dag", *arguments]
-
     def environment(self) -> dict[str, str]:
         search = os.pathsep.join(filter(None, [self.search_path, os.environ.get("PYTHONPATH", "")]))
-        own = {"WINML_DAG_CACHE_DIR": str(self.cache), "PYTHONPATH": search}
-        return {**os.environ, **own, **beside(self.cache)}
+        return {**super().environment(), "PYTHONPATH": search}
 
-    def build(self, *arguments: str) -> Result:
+    def build(self, *arguments: str) -> UserResult:
         self.save()
-        finished = self.run("build", "-c", "recipe.yaml", "--format", "json", *arguments)
-        return Result(finished.returncode, json.loads(finished.stdout), finished.stderr)
+        done = self.run("build", "-c", "recipe.yaml", "--format", "json", *arguments)
+        return UserResult(done.returncode, json.loads(done.stdout), done.stderr)
 
     def manifest(self, folder: str = ".winml-dag/recipe.yaml") -> dict[str, Any]:
-        value: dict[str, Any] = json.loads(self.read(f"{folder}/build_manifest.json"))
-        return value
+        return self.json(folder, "build_manifest.json")
 
 
 def notes_project(folder: Path, commands: OneProcess | None = None) -> UserProject:

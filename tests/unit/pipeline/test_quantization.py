@@ -99,6 +99,7 @@ def test_types_that_a_section_names_stay_when_they_have_the_width_asked_for() ->
 def test_what_a_section_leaves_open_comes_from_the_table() -> None:
     trt = with_types(Quant(), target("tensorrt"))
     assert (trt.per_channel, trt.weight_symmetric, trt.activation_symmetric) == (True, True, True)
+    assert with_types(Quant(), target("vitisai")).per_channel is False
     cpu = with_types(Quant(), target("cpu"))
     assert (cpu.per_channel, cpu.weight_symmetric, cpu.activation_symmetric) == (True, None, False)
     said = with_types(Quant(per_channel=False, symmetric=False, weight_symmetric=True), target("tensorrt"))
