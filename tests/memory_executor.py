@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from winml_dag.canonical import JsonObject
+from winml_dag.engine.exchange import ProgressWriter
 from winml_dag.engine.execute import Job, Outcome
-from winml_dag.engine.progress import ProgressWriter
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.errors import WinmlDagError
 

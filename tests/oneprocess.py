@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from winml_dag.engine import execute
+from winml_dag.engine.exchange import ProgressWriter, Result, read_progress
 from winml_dag.engine.execute import Job, LocalExecutor, Outcome
-from winml_dag.engine.progress import ProgressWriter, read_progress
-from winml_dag.engine.worker import Result, perform
+from winml_dag.engine.worker import perform
 
 _CLONE_FS = 0x200
 

@@ -1,12 +1,14 @@
 """All errors for users, each with the exit code of the command line.
 
 The message states what happened and to which file or key; ``advice`` states what to do next. Library code raises these
-errors and only the command line prints them, so that the Python API and the CLI report the same.
+errors and only the command line prints them, so that the Python API and the CLI report the same. Also here: what a
+message suggests instead of an unknown word.
 """
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -82,3 +84,24 @@ class Interrupted(WinmlDagError):
 # The signals that end a build, limited to those that this system has.
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGBREAK")
 ENDING_SIGNALS: tuple[signal.Signals, ...] = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
+
+
+# More than any built-in list has; the labels of an axis may be thousands.
+_MOST_SHOWN = 200
+
+
+def did_you_mean(word: object, choices: Iterable[str]) -> str:
+    """Return ``; did you mean 'samples'?`` for the nearest of *choices*, or nothing if none is near."""
+    # Imported here, because only errors need it.
+    from difflib import get_close_matches
+
+    by_folded = {choice.casefold(): choice for choice in choices}
+    nearest = get_close_matches(str(word).casefold(), by_folded, n=1, cutoff=0.6)
+    return f"; did you mean {by_folded[nearest[0]]!r}?" if nearest else ""
+
+
+def known_instead(word: object, choices: Iterable[str]) -> str:
+    """Call :func:`did_you_mean`; if none is near, list all of *choices*, or the first of very many."""
+    choices = tuple(choices)
+    more = f" and {len(choices) - _MOST_SHOWN} more" if len(choices) > _MOST_SHOWN else ""
+    return did_you_mean(word, choices) or f"; known are {', '.join(choices[:_MOST_SHOWN])}{more}"

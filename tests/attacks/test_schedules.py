@@ -16,7 +16,7 @@ if sys.platform != "linux":
 from attack_schedule import Ask, At, Build, Do, Siege, Step, prepare, there_and_back
 from attacked_project import TEXTS, TWIN, Site
 
-from winml_dag.engine.inputs import WatchedFile
+from winml_dag.engine.watch import WatchedFile
 from winml_dag.pipeline import layout
 
 

@@ -19,8 +19,8 @@ from winml_dag.configuration import CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE
 from winml_dag.ep.availability import resolve_target
 from winml_dag.ep.registry import QNN
 from winml_dag.errors import UsageError
+from winml_dag.pipeline import host as host_module
 from winml_dag.pipeline import uptodate as surroundings
-from winml_dag.pipeline.assess import host as host_module
 from winml_dag.pipeline.assess.measurement import measuring_node
 from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.stages.evaluate import EVALUATE

@@ -20,7 +20,7 @@ from servers.faulty import FaultyServer
 
 from winml_dag import optimize_onnx
 from winml_dag.errors import UsageError
-from winml_dag.pipeline.commandresult import CommandResult
+from winml_dag.pipeline.buildresult import CommandResult
 
 RECIPE = {"model": "model.onnx", "precision": "fp32", "quant": {"calibration_data": "data.npz", "samples": 8}}
 KEYS = {name: f"{name}:{letter * 43}=" for name, letter in (("main", "A"), ("pull", "B"))}

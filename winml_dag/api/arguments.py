@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeAlias, TypedDict, TypeVar, get_args, get_type_hints
 
 from winml_dag.engine.events import Observer
-from winml_dag.errors import UsageError
+from winml_dag.errors import UsageError, did_you_mean, known_instead
 from winml_dag.pipeline.remotes import close_store, open_store
 from winml_dag.pipeline.request import RemoteOptions
 from winml_dag.pipeline.run import BuildOptions, Driver
 from winml_dag.pipeline.sweep.run import Watcher
-from winml_dag.recipe.document import did_you_mean, known_instead
 from winml_dag.recipe.schema import Quant as WinMLQuantizationConfig
 from winml_dag.store.remote.settings import Mode
 from winml_dag.store.store import Store

@@ -22,8 +22,7 @@ from winml_dag.api.arguments import (
     remote_of,
 )
 from winml_dag.pipeline.build import build
-from winml_dag.pipeline.buildresult import BuildResult
-from winml_dag.pipeline.commandresult import CommandResult, command_result
+from winml_dag.pipeline.buildresult import BuildResult, CommandResult, command_result
 from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request, beside
 from winml_dag.pipeline.search import WithoutRounds

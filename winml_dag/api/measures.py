@@ -14,7 +14,7 @@ from winml_dag.pipeline.assess.evalresult import EvalResult, eval_result
 from winml_dag.pipeline.assess.measurement import AssessmentPlan, Measurement, carry_out
 from winml_dag.pipeline.assess.perf import PerfRequest, PerfResult, perf_result, plan_perf
 from winml_dag.pipeline.assess.validate import ValidationRequest, plan_validation
-from winml_dag.pipeline.commandresult import CommandResult, validation_result
+from winml_dag.pipeline.buildresult import CommandResult, validation_result
 from winml_dag.pipeline.run import BuildOptions
 from winml_dag.recipe.schema import Eval, Perf, Validate
 from winml_dag.store.store import Store

@@ -91,8 +91,8 @@ def _long(entry: Capability) -> str:
 
 
 def print_changes(request: Request, names: tuple[str, ...], format_: str, *, whole: bool) -> int:
-    """Print the changes. Raises the same errors as the functions of ``winml_dag.pipeline.assess.optimcheck``."""
-    from winml_dag.pipeline.assess.optimcheck import changes_by, target_of
+    """Print the changes. Raises the same errors as the functions of ``winml_dag.pipeline.onestage``."""
+    from winml_dag.pipeline.onestage import changes_by, target_of
 
     model, target = request.overrides.onnx, target_of(request, names)
     assert model is not None

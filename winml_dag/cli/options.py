@@ -151,6 +151,8 @@ def are_a_sweep(recipes: Sequence[Path]) -> bool:
 
     A folder or pattern is a sweep, regardless of the number of recipes in it.
     """
+    if not recipes:
+        return False
     from winml_dag.recipe.reading import is_sweep, module_items, recipe_files
 
     if len(recipes) != 1 or not recipes[0].is_file():

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from winml_dag.cli import echo, plain
 from winml_dag.engine.events import Observer, ReadProgress, Reason, Silent, StageResult, Status
-from winml_dag.engine.progress import Progress
+from winml_dag.engine.exchange import Progress
 from winml_dag.engine.stage import Node
 from winml_dag.frozen import frozen
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from winml_dag.cli import Note
-from winml_dag.onnxmodel.facts import QDQ
-from winml_dag.pipeline.commandresult import command_result, main_view
+from winml_dag.onnxmodel.graph import QDQ
 from winml_dag.pipeline.layout import is_builtin
 from winml_dag.pipeline.search import searches
 from winml_dag.pipeline.stageresults import (
@@ -101,11 +100,11 @@ def _quantization(step: QuantizeStep, calibration: CalibrationStep | None) -> st
     ]
     if calibration is not None:
         on = f"{counted(calibration.samples, 'sample')} ({calibration.data})"
-        parts.append(f"calibration {calibration.calibration_time_seconds:.1f} s on {on}{_reused(calibration.cached)}")
+        parts.append(f"calibration {calibration.calibration_time_seconds:.1f} s on {on}{reused(calibration.cached)}")
     if step.mode == "static":
-        parts.append(f"Q/DQ in {step.qdq_insertion_time_seconds:.1f} s{_reused(step.cached)}")
+        parts.append(f"Q/DQ in {step.qdq_insertion_time_seconds:.1f} s{reused(step.cached)}")
     else:
-        parts.append(f"{step.mode} in {step.elapsed_seconds:.1f} s{_reused(step.cached)}")
+        parts.append(f"{step.mode} in {step.elapsed_seconds:.1f} s{reused(step.cached)}")
     return ", ".join(parts)
 
 
@@ -118,7 +117,7 @@ def _operators(counts: Mapping[str, int], last: Collection[str] = ()) -> str:
     return ", ".join(texts)
 
 
-def _reused(cached: bool) -> str:
+def reused(cached: bool) -> str:
     return " (reused)" if cached else ""
 
 
@@ -137,7 +136,7 @@ def compiled_lines(result: BuildResult) -> Iterator[str]:
         f"{size_text(done.binary_size_bytes)} binary",
         # v2.51.0.260929181845 without its build number
         *([f"SDK {'.'.join(done.ep_sdk_version.removeprefix('v').split('.')[:3])}"] if done.ep_sdk_version else []),
-        f"{done.compile_time_seconds:.1f} s{_reused(done.cached)}",
+        f"{done.compile_time_seconds:.1f} s{reused(done.cached)}",
     ]
     yield f"compiled for {done.execution_provider} {done.device}: {', '.join(parts)}"
     if left:
@@ -209,56 +208,3 @@ def _ratio(figures: Mapping[str, Any]) -> str:
     if figures["sqnr_db"] is not None:
         return f"{figures['sqnr_db']:.1f} dB"
     return "no noise" if figures["cosine"] == 1 else "no signal"
-
-
-def outcome_lines(result: BuildResult, command: str) -> Iterator[str]:
-    """Yield what a command for one stage prints besides."""
-    from winml_dag.ep.registry import CPU
-
-    outcome = command_result(result, command)
-    line = _LINES.get(main_view(result, command).stage)
-    metrics: Mapping[str, Any] = outcome.metrics
-    components = metrics.get("components")
-    took = f"{outcome.elapsed_seconds:.1f} s{_reused(outcome.cached)}"
-    if line and isinstance(components, Mapping):
-        for name in result.build.components:
-            yield f"{name}: {line(components[name])}"
-        yield f"{counted(len(components), 'component')} of one model in {took}"
-    elif line:
-        yield f"{line(metrics)}, {took}"
-    # For other providers and for quantized models, every build prints it.
-    on_cpu = outcome.validation is not None and outcome.validation["execution_provider"] == CPU.name
-    quantizes = any(stage.node.stage.name == "quantize" for stage in result.results)
-    if on_cpu and outcome.quality is not None and not quantizes:
-        yield f"compared with the given model: {outcome.quality.sentence()}"
-
-
-def _optimized(metrics: Mapping[str, Any]) -> str:
-    applied = [f"{name} in {counted(count, 'place')}" for name, count in metrics["applied"].items() if count]
-    idle = [name for name, count in metrics["applied"].items() if not count and name not in metrics["left"]]
-    nothing = [f"no place for {' and '.join(idle)}"] if idle else []
-    left = [f"{name} left: {why}" for name, why in metrics["left"].items()]
-    parts = [f"optimized {metrics['nodes_before']} -> {metrics['nodes_after']} nodes", *applied, *nothing, *left]
-    return ", ".join(parts)
-
-
-def _exported(metrics: Mapping[str, Any]) -> str:
-    return (
-        f"exported {counted(metrics['nodes'], 'node')} in opset {metrics['opset_version']}"
-        f" ({metrics['exporter']}), {metrics['parameters']:,} parameters,"
-        f" largest difference to PyTorch {metrics['max_abs_difference']:.2g}"
-    )
-
-
-def _calibrated(metrics: Mapping[str, Any]) -> str:
-    return (
-        f"ranges of {counted(metrics['tensors'], 'tensor')}"
-        f" from {counted(metrics['samples'], 'sample')} ({metrics['data']})"
-    )
-
-
-_LINES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
-    "optimize": _optimized,
-    "export": _exported,
-    "calibrate": _calibrated,
-}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,9 +38,9 @@ from winml_dag.cli.settings import (
     sections_from,
     shape_options,
 )
-from winml_dag.cli.stage_lines import outcome_lines
 from winml_dag.errors import StageError, UsageError
 from winml_dag.pipeline.request import Request, beside
+from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.buildresult import BuildResult
@@ -127,7 +127,7 @@ def _print_sensitivity(request: Request, how: How) -> None:
 def _value(result: BuildResult, request: Request) -> JsonObject:
     """Return the JSON object of a build, without the stages."""
     from winml_dag.cli.sensitivity import sensitivity_json
-    from winml_dag.pipeline.commandresult import command_result
+    from winml_dag.pipeline.buildresult import command_result
 
     assert request.command is not None
     assert request.output_file is not None
@@ -298,4 +298,60 @@ COMMANDS = {
             shape_options,
         ),
     )
+}
+
+
+def outcome_lines(result: BuildResult, command: str) -> Iterator[str]:
+    """Yield what a command for one stage prints besides."""
+    # Imported here: a command that finds its result up to date needs none of this.
+    from winml_dag.cli.stage_lines import reused
+    from winml_dag.ep.registry import CPU
+    from winml_dag.pipeline.buildresult import command_result, main_view
+
+    outcome = command_result(result, command)
+    line = _LINES.get(main_view(result, command).stage)
+    metrics: Mapping[str, Any] = outcome.metrics
+    components = metrics.get("components")
+    took = f"{outcome.elapsed_seconds:.1f} s{reused(outcome.cached)}"
+    if line and isinstance(components, Mapping):
+        for name in result.build.components:
+            yield f"{name}: {line(components[name])}"
+        yield f"{counted(len(components), 'component')} of one model in {took}"
+    elif line:
+        yield f"{line(metrics)}, {took}"
+    # For other providers and for quantized models, every build prints it.
+    on_cpu = outcome.validation is not None and outcome.validation["execution_provider"] == CPU.name
+    quantizes = any(stage.node.stage.name == "quantize" for stage in result.results)
+    if on_cpu and outcome.quality is not None and not quantizes:
+        yield f"compared with the given model: {outcome.quality.sentence()}"
+
+
+def _optimized(metrics: Mapping[str, Any]) -> str:
+    applied = [f"{name} in {counted(count, 'place')}" for name, count in metrics["applied"].items() if count]
+    idle = [name for name, count in metrics["applied"].items() if not count and name not in metrics["left"]]
+    nothing = [f"no place for {' and '.join(idle)}"] if idle else []
+    left = [f"{name} left: {why}" for name, why in metrics["left"].items()]
+    parts = [f"optimized {metrics['nodes_before']} -> {metrics['nodes_after']} nodes", *applied, *nothing, *left]
+    return ", ".join(parts)
+
+
+def _exported(metrics: Mapping[str, Any]) -> str:
+    return (
+        f"exported {counted(metrics['nodes'], 'node')} in opset {metrics['opset_version']}"
+        f" ({metrics['exporter']}), {metrics['parameters']:,} parameters,"
+        f" largest difference to PyTorch {metrics['max_abs_difference']:.2g}"
+    )
+
+
+def _calibrated(metrics: Mapping[str, Any]) -> str:
+    return (
+        f"ranges of {counted(metrics['tensors'], 'tensor')}"
+        f" from {counted(metrics['samples'], 'sample')} ({metrics['data']})"
+    )
+
+
+_LINES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "optimize": _optimized,
+    "export": _exported,
+    "calibrate": _calibrated,
 }

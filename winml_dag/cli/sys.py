@@ -14,7 +14,7 @@ from winml_dag.cli import Note, echo, show
 from winml_dag.cli.command import Command
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.detect_devices import DetectedDevices, Device, ProviderFound
+    from winml_dag.pipeline.host import DetectedDevices, Device, ProviderFound
 
 # Packages whose versions affect the output. Other builds of onnxruntime are listed if installed.
 _PACKAGES = ("onnxruntime", "onnx", "onnxscript", "numpy", "torch", "transformers")
@@ -34,7 +34,7 @@ def command(*, list_ep: bool, list_device: bool, format_: str) -> int:
     winml-dag sys --list-ep
     winml-dag sys --list-device --format json
     """
-    from winml_dag.pipeline.detect_devices import detect_devices
+    from winml_dag.pipeline.host import detect_devices
 
     found = detect_devices()
     if found.problem:
@@ -54,7 +54,7 @@ def _machine() -> dict[str, Any]:
     from winml_dag.configuration import config_file
     from winml_dag.engine.keys import installed_distributions, normalised
     from winml_dag.ep.registry import runtime_builds
-    from winml_dag.pipeline.assess.host import this_host
+    from winml_dag.pipeline.host import this_host
     from winml_dag.store.cache_folder import default_cache_dir
 
     present = installed_distributions()

@@ -9,17 +9,20 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import replace
 from enum import Enum
-from typing import Literal, TypeAlias, Union
+from typing import TYPE_CHECKING, Literal, TypeAlias, Union
 
 from winml_dag.canonical import JsonObject, JsonValue, canonical_json
-from winml_dag.engine.stage import Source, SourceFile
+from winml_dag.engine.stage import SourceFile
 from winml_dag.frozen import frozen
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.quantities import counted
 from winml_dag.store.records import KeyInputs, Record
 from winml_dag.store.store import Store
+
+if TYPE_CHECKING:
+    from winml_dag.engine.events import Inputs
 
 # Limits per line: characters of a value, items of a list, changes of a stage.
 _MOST_CHARACTERS = 60
@@ -43,26 +46,6 @@ class Unset(Enum):
 
 UNSET = Unset.UNSET
 Value: TypeAlias = Union[JsonValue, Unset]
-
-
-@frozen
-class Inputs:
-    """What a stage would read: the artifact of each slot, and the source of each slot that no stage makes."""
-
-    artifacts: Mapping[str, Artifact] = field(default_factory=dict)
-    sources: Mapping[str, Source] = field(default_factory=dict)
-
-    def changes(self, slot: str, before: Artifact | None) -> tuple[FileChange, ...]:
-        """The changed files of *slot* since *before*; empty when either artifact is unknown."""
-        after = self.artifacts.get(slot)
-        if before is None or after is None:
-            return ()
-        source = self.sources.get(slot)
-        own_names = {} if source is None else {file.name: _own_name(file) for file in source.files}
-        return tuple(change.called(own_names) for change in file_changes(before, after))
-
-
-NOT_KNOWN = Inputs()
 
 
 @frozen
@@ -187,8 +170,18 @@ def _changes(record: Record, new: KeyInputs, inputs: Inputs) -> Iterator[Change]
     for slot in sorted(old.inputs.keys() | new.inputs.keys()):
         before, after = old.inputs.get(slot, UNSET), new.inputs.get(slot, UNSET)
         if before != after:
-            yield Change("input", slot, before, after, inputs.changes(slot, record.input_artifact(slot)))
+            yield Change("input", slot, before, after, input_changes(inputs, slot, record.input_artifact(slot)))
     yield from tool_changes(old.toolchain, new.toolchain)
+
+
+def input_changes(inputs: Inputs, slot: str, before: Artifact | None) -> tuple[FileChange, ...]:
+    """The changed files of *slot* since *before*; empty when either artifact is unknown."""
+    after = inputs.artifacts.get(slot)
+    if before is None or after is None:
+        return ()
+    source = inputs.sources.get(slot)
+    own_names = {} if source is None else {file.name: _own_name(file) for file in source.files}
+    return tuple(change.called(own_names) for change in file_changes(before, after))
 
 
 def file_changes(old: Artifact, new: Artifact) -> tuple[FileChange, ...]:

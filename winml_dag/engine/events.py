@@ -9,16 +9,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from winml_dag.canonical import JsonObject
-from winml_dag.engine.diff import Change, Inputs, Nearest, changes_between, summed_up
-from winml_dag.engine.progress import Progress
-from winml_dag.engine.stage import Node
+from winml_dag.engine.exchange import Progress
+from winml_dag.engine.stage import Node, Source
 from winml_dag.errors import MeasuredError, StageError
 from winml_dag.frozen import frozen
-from winml_dag.store.artifact import FileEntry
+from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.records import KeyInputs, Record
+
+if TYPE_CHECKING:
+    from winml_dag.engine.diff import Change, Nearest
 
 # The progress of a stage's work; None while it reports nothing.
 ReadProgress: TypeAlias = Callable[[], Progress | None]
@@ -176,8 +178,22 @@ def _made(record: Record) -> str:
     return f"{when} by {', '.join(who)}"
 
 
+@frozen
+class Inputs:
+    """What a stage would read: the artifact of each slot, and the source of each slot that no stage makes."""
+
+    artifacts: Mapping[str, Artifact] = field(default_factory=dict)
+    sources: Mapping[str, Source] = field(default_factory=dict)
+
+
+NOT_KNOWN = Inputs()
+
+
 def changed(last: Record, new: KeyInputs, inputs: Inputs) -> Reason:
     """What differs between the last run under this name and this one, which reads *inputs*."""
+    # Imported here, as below: nothing has changed in a first build, or one that reuses everything.
+    from winml_dag.engine.diff import changes_between, summed_up
+
     changes = changes_between(last, new, inputs)
     # Nothing with a name: a newer version of this program has a new field that is still unset, or another key format.
     return Reason("changed", summed_up(changes) or "its key is computed differently now", changes)
@@ -196,7 +212,11 @@ def lost(files: Iterable[FileEntry], *, asked_behind: bool = False) -> Reason:
 
 def waits(ids: Iterable[str], changes: tuple[Change, ...] = (), roots: tuple[str, ...] = ()) -> Reason:
     names = tuple(ids)
-    text = f"depends on the output of {', '.join(names)}" + (f"; {summed_up(changes)}" if changes else "")
+    text = f"depends on the output of {', '.join(names)}"
+    if changes:
+        from winml_dag.engine.diff import summed_up
+
+        text += f"; {summed_up(changes)}"
     return Reason("waits", text, changes, names, roots)
 
 

@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from winml_dag.canonical import JsonObject
+from winml_dag.engine.exchange import DISK_FULL, Progress, Result, Task, read_progress
 from winml_dag.engine.process import ProcessGroup, describe_exit
-from winml_dag.engine.progress import Progress, read_progress
 from winml_dag.engine.stage import Node
-from winml_dag.engine.worker import DISK_FULL, Result, Task
 from winml_dag.errors import StageError
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from importlib import import_module
 from itertools import takewhile
 
 from winml_dag.engine import events
-from winml_dag.engine.diff import NOT_KNOWN, Inputs, NearRecords, changes_between
-from winml_dag.engine.events import Reason, StageResult, Status
+from winml_dag.engine.events import NOT_KNOWN, Inputs, Reason, StageResult, Status
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import cache_key, key_inputs_of
 from winml_dag.engine.stage import Node
@@ -260,6 +259,9 @@ class _Explanations:
     """Additional explanations of decisions that a build omits."""
 
     def __init__(self, state: BuildState, store: Store) -> None:
+        # Imported here, as below: a build explains nothing further.
+        from winml_dag.engine.diff import NearRecords
+
         self._state = state
         self._near = NearRecords(store)
         # By the id of a waiting stage: the stages that run for their own reason.
@@ -271,6 +273,8 @@ class _Explanations:
         if why.kind == "waits":
             roots = [root for name in why.names for root in self._roots.get(name, (name,))]
             self._roots[node.id] = tuple(dict.fromkeys(roots))
+            from winml_dag.engine.diff import changes_between
+
             changes = () if last is None else changes_between(last, _as_far_as_known(node, last, inputs), inputs)
             return events.waits(why.names, changes, self._roots[node.id])
         key_inputs = self._state.key_inputs(node)

@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from winml_dag.engine.events import Observer, Reason, Silent, StageResult
+from winml_dag.engine.exchange import Watch
 from winml_dag.engine.plan import Reuse, Run
-from winml_dag.engine.progress import Watch
 from winml_dag.engine.run import Damaged, LocalRuns, Runner
 from winml_dag.engine.stage import Node
 from winml_dag.frozen import frozen

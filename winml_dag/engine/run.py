@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
 
 from winml_dag.engine import events
 from winml_dag.engine.events import StageResult, Status
+from winml_dag.engine.exchange import Watch
 from winml_dag.engine.execute import LOG_FILE, Executor, Job, LocalExecutor, Outcome, log_tail, shorten_log
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.inputs import Preparer
 from winml_dag.engine.plan import Reuse, Run
-from winml_dag.engine.progress import Watch
 from winml_dag.engine.stage import FileAccess, Node
 from winml_dag.errors import Interrupted, WinmlDagError
 from winml_dag.frozen import frozen

@@ -16,10 +16,10 @@ from time import monotonic
 from winml_dag.engine import events
 from winml_dag.engine.eta import CostModel, Eta, chains, expected_work
 from winml_dag.engine.events import Observer, Reason, Silent, StageResult, Status
+from winml_dag.engine.exchange import Watch
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import cache_key
 from winml_dag.engine.plan import BuildState, Reuse, Run, decide, refusal, remembered_name
-from winml_dag.engine.progress import Watch
 from winml_dag.engine.resources import Admission, Allocation, Capacity, ReadyQueue
 from winml_dag.engine.run import Damaged, RunOutcome, Runs
 from winml_dag.engine.stage import Node, Stage

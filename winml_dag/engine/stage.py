@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.engine.progress import OnProgress, no_progress
+from winml_dag.engine.exchange import OnProgress, no_progress
 from winml_dag.errors import StageError, UsageError
 from winml_dag.frozen import frozen
 from winml_dag.store.artifact import Artifact, FileEntry

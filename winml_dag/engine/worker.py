@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import gc
 import importlib
-import json
 import os
 import signal
 import sys
@@ -22,18 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from winml_dag.canonical import JsonObject, canonical_json
-from winml_dag.engine.progress import OnProgress, ProgressWriter
+from winml_dag.engine.exchange import DISK_FULL, OnProgress, ProgressWriter, Result, Task
 from winml_dag.errors import StageError, WinmlDagError
-from winml_dag.file_reading import read_json
-from winml_dag.frozen import frozen
 
 if TYPE_CHECKING:
     from winml_dag.engine.stage import Workspace
 
-TASK_FILE = "task.json"
-RESULT_FILE = "result.json"
-# Exit code of a worker that could not write its result because the disk is full.
-DISK_FULL = 28
 # The ``work`` of a stage that is a user's function: see :func:`call`.
 CALL = "winml_dag.engine.worker:call"
 
@@ -49,57 +42,6 @@ _EXTRAS = {
 }
 
 _PR_SET_PDEATHSIG = 1
-
-
-@frozen
-class Task:
-    """The task of a worker. Paths are relative to its current folder. Without a class the config stays plain JSON."""
-
-    stage: str
-    work: str
-    config_class: str
-    config: JsonObject
-    inputs: dict[str, str]
-    outputs: dict[str, str]
-    machine_facts: dict[str, str]
-
-    def write(self, folder: Path) -> None:
-        (folder / TASK_FILE).write_text(json.dumps(self.__dict__), encoding="utf-8")
-
-    @classmethod
-    def read(cls, folder: Path) -> Task:
-        return cls(**json.loads((folder / TASK_FILE).read_text(encoding="utf-8")))
-
-
-@frozen
-class Result:
-    """The result of a worker.
-
-    ``error`` is empty after success. After a failure, ``metrics`` are those measured until then.
-    """
-
-    metrics: JsonObject
-    error: str = ""
-    advice: str = ""
-
-    def write(self, folder: Path) -> None:
-        # Write aside and rename: a partial result must not be read.
-        temporary = folder / f"{RESULT_FILE}.part"
-        temporary.write_text(json.dumps(self.__dict__, allow_nan=False), encoding="utf-8")
-        temporary.replace(folder / RESULT_FILE)
-
-    @classmethod
-    def read(cls, folder: Path) -> Result | None:
-        """None if the worker ended without a result; a failure if the file is not a valid one."""
-        try:
-            result = cls(**read_json(folder / RESULT_FILE))
-            if isinstance(result.metrics, dict) and isinstance(result.error, str) and isinstance(result.advice, str):
-                return result
-        except FileNotFoundError:
-            return None
-        except (OSError, TypeError, ValueError):
-            pass  # written by the stage, or by a library in it
-        return cls({}, "It ended, but its result cannot be read.", "The log may show what wrote to its folder.")
 
 
 def load(reference: str) -> Any:

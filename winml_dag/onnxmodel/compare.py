@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winml_dag.errors import StageError
-from winml_dag.onnxmodel.facts import MASK_MAGNITUDE
+from winml_dag.onnxmodel.graph import MASK_MAGNITUDE
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,17 @@ from functools import cached_property
 from math import prod
 from pathlib import Path
 
-from winml_dag.onnxmodel.facts import dtype_name, struct_letter
-from winml_dag.onnxmodel.graph import Graph, Model, Node, Tensor, Value, all_graphs, integer_of
+from winml_dag.onnxmodel.graph import (
+    Graph,
+    Model,
+    Node,
+    Tensor,
+    Value,
+    all_graphs,
+    dtype_name,
+    integer_of,
+    struct_letter,
+)
 from winml_dag.onnxmodel.graphfile import read_model
 
 Numbers = tuple[int | float, ...]

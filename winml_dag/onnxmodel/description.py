@@ -16,12 +16,23 @@ from math import isfinite, prod
 from pathlib import Path
 
 from winml_dag.errors import InputError
-from winml_dag.onnxmodel.facts import QDQ, bit_width, byte_size, dtype_name, struct_letter
-from winml_dag.onnxmodel.graph import Graph, Model, Node, Tensor, all_nodes, all_tensors, constants_of
+from winml_dag.onnxmodel.graph import (
+    QDQ,
+    Graph,
+    Model,
+    Node,
+    Tensor,
+    all_nodes,
+    all_tensors,
+    bit_width,
+    byte_size,
+    constants_of,
+    dtype_name,
+    struct_letter,
+)
 from winml_dag.onnxmodel.graphfile import File, read_model
-from winml_dag.onnxmodel.inspect import ModelSummary, summarize
+from winml_dag.onnxmodel.inspect import ModelSummary, sidecar_name, sidecar_path, summarize
 from winml_dag.onnxmodel.precision import FoundPrecision, precision_of
-from winml_dag.onnxmodel.sidecar import sidecar_name, sidecar_path
 
 _COMPATIBILITY = "ep_compatibility_info."
 _LARGEST_PROTOBUF = 2**31 - 1

@@ -17,8 +17,8 @@ import numpy as np
 from google.protobuf.message import Message  # type: ignore[import-untyped]
 from onnx import NodeProto, TensorProto, numpy_helper
 
-from winml_dag.onnxmodel.facts import byte_size, dtype_name
 from winml_dag.onnxmodel.files import load_model, tensor_chunks
+from winml_dag.onnxmodel.graph import byte_size, dtype_name
 
 # Longer texts would hide the message around them.
 _LONGEST = 60

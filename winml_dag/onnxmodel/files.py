@@ -16,11 +16,10 @@ from onnx import AttributeProto, ModelProto, TensorProto, numpy_helper, shape_in
 
 from winml_dag.errors import InputError, StageError
 from winml_dag.explanation import explanation
-from winml_dag.onnxmodel.facts import STANDARD_DOMAIN, byte_size, dtype_name
+from winml_dag.onnxmodel.graph import STANDARD_DOMAIN, byte_size, dtype_name
 from winml_dag.onnxmodel.graphfile import read_model
-from winml_dag.onnxmodel.inspect import EXTERNAL_DATA_THRESHOLD
+from winml_dag.onnxmodel.inspect import EXTERNAL_DATA_THRESHOLD, sidecar_path
 from winml_dag.onnxmodel.protos import graphs_inside, graphs_of
-from winml_dag.onnxmodel.sidecar import sidecar_path
 
 EXTERNAL_TENSOR_MINIMUM = 1024
 

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, TypeVar
 
 from winml_dag.errors import InputError
-from winml_dag.onnxmodel.facts import STANDARD_DOMAIN
-from winml_dag.onnxmodel.graph import TAG_KEY, Attribute, Function, Graph, Model, Node, Tensor, Value
+from winml_dag.onnxmodel.graph import STANDARD_DOMAIN, TAG_KEY, Attribute, Function, Graph, Model, Node, Tensor, Value
 
 # Bounded reads instead of mmap: a mapped file that shrinks meanwhile ends the process with SIGBUS. The window is small,
 # because after every skipped tensor one is read that may be used for only a few bytes.

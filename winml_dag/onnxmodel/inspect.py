@@ -1,20 +1,31 @@
 """Summarize an ONNX file from its graph: operators, inputs, outputs and files; whether it is quantized or compiled.
 
-``plan`` calls this for every model, so it imports nothing heavy and opens no weights.
+``plan`` calls this for every model, so it imports nothing heavy and opens no weights. The names of the files that a
+model refers to, its external data and the binaries of its EPContext nodes, come from an untrusted file: one that leaves
+the model's folder is refused before anything is opened.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from winml_dag.errors import InputError
 from winml_dag.frozen import frozen
-from winml_dag.onnxmodel.facts import byte_size, dtype_name
-from winml_dag.onnxmodel.graph import Model, Node, Value, all_nodes, all_tensors, attribute_of, integer_of
+from winml_dag.names import is_safe_part
+from winml_dag.onnxmodel.graph import (
+    Model,
+    Node,
+    Value,
+    all_nodes,
+    all_tensors,
+    attribute_of,
+    byte_size,
+    dtype_name,
+    integer_of,
+)
 from winml_dag.onnxmodel.graphfile import read_model
-from winml_dag.onnxmodel.sidecar import sidecar_name, sidecar_path
 
 # Here instead of in files.py, because it is read where onnx must not be imported.
 EXTERNAL_DATA_THRESHOLD = 100 * 2**20
@@ -117,6 +128,43 @@ class ModelSummary:
     def weight_size(self) -> int:
         """Bytes of all tensor data."""
         return sum(self.tensor_bytes.values())
+
+
+def sidecar_name(model: Path, location: str) -> str:
+    """Return *location* in its shortest form (``./a.data`` is ``a.data``), safe on every system.
+
+    Raises:
+        InputError: it is absolute, leaves the model's folder or means a device.
+    """
+    parts = PurePosixPath(location).parts
+    if not parts or not all(map(is_safe_part, parts)):
+        raise InputError(
+            f"{model} refers to the file {location!r}, which is not a plain name inside the model's own folder.",
+            advice="Only use models from a source you trust; save it again with its data beside it.",
+        )
+    return "/".join(parts)
+
+
+def sidecar_path(model: Path, location: str) -> Path:
+    """Return the path of the file that *model* refers to as *location*.
+
+    Raises:
+        InputError: the name is unsafe (see :func:`sidecar_name`), the file is missing, or a link leads to it.
+    """
+    path = model.parent
+    for part in PurePosixPath(sidecar_name(model, location)).parts:
+        path /= part
+        if path.is_symlink():
+            raise InputError(
+                f"{path}, which {model.name} needs, is a link, and a link could lead out of the model's folder.",
+                advice="Put the file itself there.",
+            )
+    if not path.is_file():
+        raise InputError(
+            f"The file {path}, which {model.name} needs, does not exist.",
+            advice="Copy the model together with its data files.",
+        )
+    return path
 
 
 def inspect_model(path: Path) -> ModelSummary:

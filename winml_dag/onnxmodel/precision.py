@@ -11,8 +11,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from winml_dag.onnxmodel.facts import CHANNEL_AXES, QDQ, bit_width, dtype_name
-from winml_dag.onnxmodel.graph import Model, Node, Tensor, all_nodes, constants_of, integer_of
+from winml_dag.onnxmodel.graph import (
+    CHANNEL_AXES,
+    QDQ,
+    Model,
+    Node,
+    Tensor,
+    all_nodes,
+    bit_width,
+    constants_of,
+    dtype_name,
+    integer_of,
+)
 
 _QUANTIZE_DEFAULT = 2  # QuantizeLinear's default is uint8
 _BIAS = "int32"

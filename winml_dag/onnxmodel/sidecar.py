@@ -1,19 +1,16 @@
-"""The files that a model refers to, and their names: its external data and the binaries of its EPContext nodes.
-
-The names come from an untrusted file, so a name that leaves the model's folder is refused before anything is opened.
-"""
+"""The files that a model refers to under other names, and the binaries that several models share."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from winml_dag.errors import InputError
 from winml_dag.frozen import frozen
-from winml_dag.names import is_safe_part
 from winml_dag.onnxmodel.graphfile import BYTES, File, MalformedError, fields, read_attribute
+from winml_dag.onnxmodel.inspect import sidecar_name
 
 if TYPE_CHECKING:
     from winml_dag.onnxmodel.inspect import ModelSummary
@@ -23,43 +20,6 @@ SHARED = "_shared"
 
 _CHUNK = 1 << 22
 _LONGEST_NAME = 256
-
-
-def sidecar_name(model: Path, location: str) -> str:
-    """Return *location* in its shortest form (``./a.data`` is ``a.data``), safe on every system.
-
-    Raises:
-        InputError: it is absolute, leaves the model's folder or means a device.
-    """
-    parts = PurePosixPath(location).parts
-    if not parts or not all(map(is_safe_part, parts)):
-        raise InputError(
-            f"{model} refers to the file {location!r}, which is not a plain name inside the model's own folder.",
-            advice="Only use models from a source you trust; save it again with its data beside it.",
-        )
-    return "/".join(parts)
-
-
-def sidecar_path(model: Path, location: str) -> Path:
-    """Return the path of the file that *model* refers to as *location*.
-
-    Raises:
-        InputError: the name is unsafe (see :func:`sidecar_name`), the file is missing, or a link leads to it.
-    """
-    path = model.parent
-    for part in PurePosixPath(sidecar_name(model, location)).parts:
-        path /= part
-        if path.is_symlink():
-            raise InputError(
-                f"{path}, which {model.name} needs, is a link, and a link could lead out of the model's folder.",
-                advice="Put the file itself there.",
-            )
-    if not path.is_file():
-        raise InputError(
-            f"The file {path}, which {model.name} needs, does not exist.",
-            advice="Copy the model together with its data files.",
-        )
-    return path
 
 
 def shares_binary(model: Path, summary: ModelSummary) -> bool:

@@ -1,4 +1,4 @@
-"""The result of a build: its line of stages, and the files written to its folder.
+"""The result of a build, its line of stages and the files written to its folder, and that of a command for one stage.
 
 Also here: recording a finished build in the cache's statistics, and then trimming the cache to its limit.
 """
@@ -6,10 +6,11 @@ Also here: recording a finished build in the cache's statistics, and then trimmi
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.errors import UsageError, WinmlDagError
 from winml_dag.frozen import frozen
@@ -22,7 +23,9 @@ from winml_dag.store.store import Store
 from winml_dag.store.usage import Traffic
 
 if TYPE_CHECKING:
+    from winml_dag.pipeline.assess.measurement import Measurement
     from winml_dag.pipeline.stageresults import QuantizeResult
+    from winml_dag.stages.quality import Quality
 
 
 @frozen
@@ -105,6 +108,10 @@ class StageView:
         return None if self.result is None else self.result.cache_key
 
     @property
+    def metrics(self) -> JsonObject | None:
+        return None if self.result is None or self.result.record is None else self.result.record.metrics
+
+    @property
     def elapsed_seconds(self) -> float | None:
         return 0.0 if self.result is None else self.result.elapsed_seconds
 
@@ -141,6 +148,92 @@ def views_named(result: BuildResult, name: str) -> list[StageView]:
         known = ", ".join(view.id for view in result.stages)
         raise UsageError(f"This build has no stage {name!r}.", advice=f"It has: {known}.")
     return found
+
+
+@frozen
+class CommandResult:
+    """The result of a command.
+
+    Attributes:
+        success: whether it succeeded.
+        output_path: the file that it made; None when it failed, and for validate, which makes none.
+        also_paths: further models that share a binary with it.
+        total_time_seconds: the duration of this whole call.
+        elapsed_seconds: the duration of the command's stage when it ran.
+        cached: whether the result of its stage comes from the cache.
+        metrics: the metrics of its stage.
+        validation: what validate measured on the result; None when that was not requested.
+        errors: why it failed, one sentence each.
+        warnings: what to know before relying on the result, one sentence each.
+    """
+
+    success: bool
+    output_path: Path | None
+    total_time_seconds: float
+    elapsed_seconds: float
+    cached: bool
+    metrics: JsonObject
+    validation: JsonObject | None
+    errors: tuple[str, ...]
+    warnings: tuple[str, ...]
+    also_paths: tuple[Path, ...] = ()
+
+    @property
+    def quality(self) -> Quality | None:
+        """How far the result is from its source model; None if nothing was compared."""
+        # Imported here: builds print it from the records of their stages.
+        from winml_dag.stages.quality import Quality
+
+        return None if self.validation is None else Quality.from_json(self.validation.get("quality"))
+
+    def to_json(self) -> JsonObject:
+        value = asdict(self)
+        value["output_path"] = None if self.output_path is None else str(self.output_path)
+        value["also_paths"] = [str(path) for path in self.also_paths]
+        return value
+
+
+def command_result(result: BuildResult, command: str) -> CommandResult:
+    """Return the result of *command*, whose stage has the same name, from *result*."""
+    main = main_view(result, command)
+    validation = next((view for view in result.stages if view.stage == "validate"), None)
+    return CommandResult(
+        success=not result.failed,
+        output_path=result.final_artifact,
+        total_time_seconds=result.elapsed_seconds,
+        elapsed_seconds=0.0
+        if main.result is None or main.result.record is None
+        else main.result.record.elapsed_seconds,
+        cached=main.status is Status.REUSED,
+        metrics=main.metrics or {},
+        validation=None if validation is None else validation.metrics,
+        errors=tuple(f"{stage.node.id}: {stage.error}" for stage in result.results if stage.error),
+        warnings=result.build.notices,
+        also_paths=() if result.failed else tuple(result.build.output_dir / name for name in result.build.also),
+    )
+
+
+def main_view(result: BuildResult, command: str) -> StageView:
+    """Return the main stage of *command*; if the model was optimized instead of compiled, that is optimize."""
+    names = (command, "optimize", "finalize")
+    return next(view for name in names for view in result.stages if view.stage == name and view.result is not None)
+
+
+def validation_result(done: Measurement) -> CommandResult:
+    """Return the result of a validation, which makes no file: its measurements are the result."""
+    report = done.report
+    record, warnings = done.results[0].record, report.get("warnings")
+    return CommandResult(
+        success=done.failed is None,
+        output_path=None,
+        total_time_seconds=done.elapsed_seconds,
+        elapsed_seconds=0.0 if record is None else record.elapsed_seconds,
+        cached=not done.is_live,
+        metrics=report,
+        validation=report,
+        errors=(),
+        warnings=tuple(map(str, warnings)) if isinstance(warnings, list | tuple) else (),
+    )
 
 
 def record_stats(planned: BuildGraph | None, results: Iterable[StageResult], store: Store) -> str:

@@ -15,7 +15,7 @@ from winml_dag.file_reading import before_reading, before_reading_folders, read_
 from winml_dag.frozen import frozen
 from winml_dag.names import KEPT, is_safe_part
 from winml_dag.pipeline.model import Model, ModelFolder, find_processor_folder
-from winml_dag.recipe.load import resolve_path
+from winml_dag.recipe.fields import resolve_path
 from winml_dag.recipe.schema import Quant
 from winml_dag.stages import artifact_types
 from winml_dag.stages.samples import IMAGE_COLUMN, SUFFIXES, TABLES, TEXT_COLUMNS, kind_of

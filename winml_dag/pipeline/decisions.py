@@ -19,18 +19,17 @@ from winml_dag.ep.provider import complete_options
 from winml_dag.ep.providers.qnn import NPU_SETTINGS, option_of, with_npu_settings
 from winml_dag.ep.registry import CPU, QNN, Target
 from winml_dag.ep.support import rule_folder, table_paths
-from winml_dag.errors import InputError, RecipeError, UsageError
+from winml_dag.errors import InputError, RecipeError, UsageError, known_instead
 from winml_dag.file_reading import before_reading
 from winml_dag.frozen import frozen
+from winml_dag.pipeline.buildgraph import chosen
 from winml_dag.pipeline.data import Data, data_of, find_calibration, find_validation_data, not_validated
 from winml_dag.pipeline.model import Model, OnnxFile, task_for
 from winml_dag.pipeline.quantization import quant_for, quant_section, refuse_other_quantize
 from winml_dag.pipeline.request import Overrides
 from winml_dag.pipeline.search import Search
-from winml_dag.pipeline.variant import chosen
 from winml_dag.recipe.capabilities import CATALOG
-from winml_dag.recipe.document import known_instead
-from winml_dag.recipe.load import LoadedRecipe, resolve_path
+from winml_dag.recipe.fields import resolve_path
 from winml_dag.recipe.precision import precision_name
 from winml_dag.recipe.schema import Compile, Export, Loader, Quant, RandomWeights, Recipe, Validate
 from winml_dag.stages import artifact_types
@@ -40,6 +39,7 @@ from winml_dag.stages.optimize import FILE, NOTHING
 
 if TYPE_CHECKING:
     from winml_dag.ep.qairt import QairtSdk
+    from winml_dag.recipe.load import LoadedRecipe
 
 # The name appears in reasons.
 BEGIN = Source("no capabilities", artifact_types.OPTIMIZATIONS, (SourceFile(FILE, NOTHING),))

@@ -22,7 +22,7 @@ from winml_dag.engine.stage import SourceFile
 from winml_dag.errors import InputError
 from winml_dag.explanation import explanation
 from winml_dag.file_reading import before_reading, before_reading_folders, read_text
-from winml_dag.recipe.load import is_path_like, resolve_path
+from winml_dag.recipe.fields import is_path_like, resolve_path
 from winml_dag.stages.samples import kind_of
 
 # Files of a repository that stages read, and the card, which names the license. Anything else (weights of other

@@ -25,10 +25,10 @@ from winml_dag.ep.availability import (
 )
 from winml_dag.ep.registry import CPU, Target, find_ep, is_emulated, runtime_builds
 from winml_dag.frozen import frozen
+from winml_dag.pipeline.buildgraph import Build
 from winml_dag.pipeline.data import packages_of
 from winml_dag.pipeline.model import Known
 from winml_dag.pipeline.search import CHECK
-from winml_dag.pipeline.variant import Build
 from winml_dag.stages import artifact_types
 from winml_dag.stages.builtin import LINE
 from winml_dag.stages.compile import CompileConfig
@@ -372,7 +372,7 @@ def ep_place(target: Target, fingerprints: Fingerprints) -> EpPlace:
 
 def _machine(target: Target) -> dict[str, str]:
     """Return the hardware that a model is compiled for: the processor, and other devices with their drivers."""
-    from winml_dag.pipeline.assess.host import this_host
+    from winml_dag.pipeline.host import this_host
 
     host = this_host()
     accelerators = host.accelerators if target.device != "cpu" else ()

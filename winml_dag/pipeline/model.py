@@ -17,7 +17,7 @@ from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.file_reading import before_reading, read_json
 from winml_dag.frozen import frozen
 from winml_dag.pipeline.layout import EXPORTED
-from winml_dag.recipe.load import is_path_like, resolve_path
+from winml_dag.recipe.fields import is_path_like, resolve_path
 from winml_dag.stages import artifact_types
 from winml_dag.stages.builtin import LINE
 

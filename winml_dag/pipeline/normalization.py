@@ -14,11 +14,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from winml_dag.ep.registry import Target
-from winml_dag.errors import UsageError
+from winml_dag.errors import UsageError, known_instead
 from winml_dag.frozen import frozen
 from winml_dag.onnxmodel.inspect import NO_TENSOR, UNKNOWN_DIMENSION, UNKNOWN_RANK, TensorSpec
 from winml_dag.pipeline.model import OnnxFile
-from winml_dag.recipe.document import known_instead
 from winml_dag.recipe.schema import Export, InputTensor, Recipe
 from winml_dag.stages import artifact_types
 from winml_dag.stages.normalize import FIRST_OPSET, GivenInput, GivenInputs, NormalizeConfig

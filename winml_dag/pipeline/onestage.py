@@ -5,25 +5,31 @@ The result is one file. The stages are those of every build, so cached results a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
+from winml_dag.canonical import JsonValue
 from winml_dag.engine.stage import Skip
 from winml_dag.errors import UsageError
 from winml_dag.names import is_safe_part
+from winml_dag.pipeline.buildgraph import Build, CompositeBuild, SavePath
 from winml_dag.pipeline.decisions import ResolveContext
 from winml_dag.pipeline.model import OnnxFile
 from winml_dag.pipeline.request import Request, beside
 from winml_dag.pipeline.resolve import resolve
-from winml_dag.pipeline.variant import Build, CompositeBuild, SavePath
 from winml_dag.recipe.load import LoadedRecipe
 from winml_dag.stages import artifact_types
 from winml_dag.stages.builtin import LINE
 from winml_dag.stages.finalize import FinalizeConfig
+from winml_dag.stages.optimize import OptimizeConfig, OptimizeTarget
 from winml_dag.stages.sensitivity import SensitivityConfig
 from winml_dag.stages.shared import MOST_MODELS, FinalizeSharedConfig
+
+if TYPE_CHECKING:
+    from winml_dag.stages.optimize.check import Change
 
 _HALF_TYPES = ("float16", "bfloat16")
 
@@ -291,3 +297,33 @@ def _refuse_twice(paths: Sequence[Path], files: Sequence[str]) -> None:
         if other := names.get(file.casefold()):
             raise UsageError(f"{other} and {path} would both become {file}.", advice="Give one of them another name.")
         names[file.casefold()] = path
+
+
+# What capabilities would change in a model for the target of a request; nothing is stored or written. It is not a
+# stage: the answer is used once, and trying all capabilities takes as long as a build.
+
+# Any capability that makes operators of onnxruntime's own domain: only with one enabled is the target checked for them.
+_ASKS_FOR_THE_FORM = "quick_gelu_fusion"
+
+
+def target_of(request: Request, names: tuple[str, ...]) -> OptimizeTarget:
+    """Return the target of *request*, a request of the command ``optimize``. Raises as ``build_of_one``."""
+    # Each is tried alone, so they may contradict each other; they only have to exist.
+    optim: dict[str, JsonValue] = {**dict.fromkeys(names, False), _ASKS_FOR_THE_FORM: True}
+    settings = {**(request.overrides.settings or {}), "optim": optim}
+    build = build_of_one(replace(request, overrides=replace(request.overrides, settings=settings)), download=False)
+    assert isinstance(build, Build)
+    config: OptimizeConfig = build.configs["optimize"]
+    return config.target
+
+
+def changes_by(names: tuple[str, ...], model: Path, target: OptimizeTarget) -> Iterator[Change]:
+    """Yield what the capabilities *names* would do to *model*, as each is tried; without *names*, all that are off.
+
+    Raises:
+        StageError: for a model that cannot be optimized.
+    """
+    from winml_dag.stages.optimize.check import changes, optional_capabilities
+
+    with TemporaryDirectory(prefix="winml-dag-") as folder:
+        yield from changes(model, names or optional_capabilities(), target, Path(folder))

@@ -15,12 +15,20 @@ from pathlib import Path
 from winml_dag.engine.graph import Cycle, Graph
 from winml_dag.engine.stage import Node, Skip, Source
 from winml_dag.ep.availability import environments_behind
-from winml_dag.pipeline.buildgraph import BuildGraph, Step, prefixed
+from winml_dag.pipeline.buildgraph import (
+    Build,
+    BuildGraph,
+    BuiltIn,
+    CompositeBuild,
+    Declared,
+    OnlyDeclared,
+    Step,
+    UserPlan,
+    prefixed,
+)
 from winml_dag.pipeline.layout import RANGES, is_builtin, reserved
 from winml_dag.pipeline.line import Line, Start, id_of
 from winml_dag.pipeline.model import Known
-from winml_dag.pipeline.variant import Build, BuiltIn, CompositeBuild, Declared, OnlyDeclared, UserPlan
-from winml_dag.recipe.document import Findings
 from winml_dag.stages.builtin import LINE
 from winml_dag.stages.export import export_stage
 from winml_dag.store.artifact import Artifact
@@ -148,6 +156,8 @@ def _graph(nodes: Sequence[Node], sources: Sequence[Source], declared: Declared 
     except Cycle as cycle:
         # Built-in stages alone have no cycle, so there is a line of the recipe to name.
         if declared is not None:
+            from winml_dag.recipe.document import Findings
+
             findings = Findings(declared.recipe, declared.positions)
             first = next((node_id for node_id in cycle.path if node_id in declared.stages), cycle.path[0])
             findings.add(

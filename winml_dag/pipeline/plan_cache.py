@@ -57,8 +57,8 @@ from winml_dag.store.artifact import FileEntry
 from winml_dag.store.digest import digest_file
 
 if TYPE_CHECKING:
+    from winml_dag.pipeline.buildgraph import Build, CompositeBuild
     from winml_dag.pipeline.userstages.folder import UserFolder
-    from winml_dag.pipeline.variant import Build, CompositeBuild
     from winml_dag.store.records import Record
     from winml_dag.store.store import Store
 
@@ -281,9 +281,9 @@ def plan_request(
             return load_plan(current_plan, store, part=part)
     # Imported here: a current plan needs neither recipe nor declarations, which take 0.1 s to import.
     from winml_dag.ep.availability import environment_elsewhere
+    from winml_dag.pipeline.buildgraph import OnlyDeclared
     from winml_dag.pipeline.plan import plan_build
     from winml_dag.pipeline.resolve import build_of
-    from winml_dag.pipeline.variant import OnlyDeclared
 
     began_ns = time.time_ns()
     around = around or environment_fingerprint(began_ns)

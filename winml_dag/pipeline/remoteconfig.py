@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, ValidationError
 
 from winml_dag.configuration import config_file, expanded
-from winml_dag.errors import UsageError
+from winml_dag.errors import UsageError, known_instead
 from winml_dag.file_reading import read_text
 from winml_dag.pipeline.request import (
     ACCEPT_UNSIGNED_VARIABLE,
@@ -34,7 +34,7 @@ from winml_dag.pipeline.request import (
     RemoteOptions,
     names_remotes,
 )
-from winml_dag.recipe.document import Location, Position, Positions, known_instead
+from winml_dag.recipe.document import Location, Position, Positions
 from winml_dag.recipe.fields import ListOf, Section, Text, problem
 from winml_dag.recipe.problems import problems
 from winml_dag.store.remote.protocol import FOLDERS

@@ -17,27 +17,28 @@ from winml_dag.engine.stage import Skip, Source
 from winml_dag.ep.availability import is_at_hand, require_at_hand, what_is_missing
 from winml_dag.ep.registry import Target
 from winml_dag.errors import UsageError, WinmlDagError
-from winml_dag.pipeline.buildgraph import BuildSummary
-from winml_dag.pipeline.decisions import Decisions, ResolveContext, option_files, sdk_of
-from winml_dag.pipeline.layout import has_only_stages, output_folder
-from winml_dag.pipeline.model import Known, Model, find_model, user_script
-from winml_dag.pipeline.request import Request
-from winml_dag.pipeline.stageconfigs import data_notices, search_notices
-from winml_dag.pipeline.variant import (
+from winml_dag.pipeline.buildgraph import (
     Build,
+    BuildSummary,
     CompositeBuild,
     Declared,
     OnlyDeclared,
     SavePath,
     rewires_builtin,
 )
-from winml_dag.recipe.load import LoadedRecipe
+from winml_dag.pipeline.decisions import Decisions, ResolveContext, option_files, sdk_of
+from winml_dag.pipeline.layout import has_only_stages, output_folder
+from winml_dag.pipeline.model import Known, Model, find_model, user_script
+from winml_dag.pipeline.request import Request
+from winml_dag.pipeline.settings import settings_of
+from winml_dag.pipeline.stageconfigs import data_notices, search_notices
 from winml_dag.recipe.schema import Recipe
 from winml_dag.stages import artifact_types
 from winml_dag.stages.builtin import LINE
 
 if TYPE_CHECKING:
     from winml_dag.canonical import JsonObject
+    from winml_dag.recipe.load import LoadedRecipe
     from winml_dag.stages.export.architectures import Component
 
 T = TypeVar("T")
@@ -193,7 +194,6 @@ def resolve_one(context: ResolveContext, model: Model, component: Component | No
 
 
 def _settings(decided: Decisions) -> JsonObject:
-    from winml_dag.pipeline.settings import settings_of
 
     return settings_of(decided)
 

@@ -12,11 +12,10 @@ from winml_dag.engine.stage import Skip
 from winml_dag.ep.availability import RunTarget, can_be_asked, is_at_hand
 from winml_dag.ep.provider import compile_options, complete_options
 from winml_dag.ep.registry import CPU, Target
-from winml_dag.errors import RecipeError, UsageError
+from winml_dag.errors import RecipeError, UsageError, known_instead
 from winml_dag.pipeline.data import not_validated
 from winml_dag.pipeline.decisions import Decisions, ResolveContext, file_option_names, provider_options
 from winml_dag.pipeline.quantization import notices_of, quantize_configs
-from winml_dag.recipe.document import known_instead
 from winml_dag.recipe.fields import InputDimension
 from winml_dag.recipe.schema import Compile, Export, Validate
 from winml_dag.stages import artifact_types

@@ -9,11 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from winml_dag.errors import InputError, RecipeError, UsageError
+from winml_dag.errors import InputError, RecipeError, UsageError, did_you_mean
 from winml_dag.frozen import frozen
 from winml_dag.names import is_safe_part
-from winml_dag.recipe.document import Document, Findings, Location, Position, Positions, did_you_mean
-from winml_dag.recipe.load import relocated, resolve_path
+from winml_dag.recipe.document import Document, Findings, Location, Position, Positions
+from winml_dag.recipe.fields import resolve_path
+from winml_dag.recipe.load import relocated
 from winml_dag.recipe.reading import read_recipe
 from winml_dag.recipe.schema import Recipe
 

@@ -7,10 +7,12 @@ writes null itself: fields that default to null, and fields that contain other k
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from typing import Annotated, Any, Literal, Self, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -26,9 +28,8 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
-from winml_dag.errors import RecipeError, UsageError
+from winml_dag.errors import InputError, RecipeError, UsageError, known_instead
 from winml_dag.recipe.capabilities import CATALOG
-from winml_dag.recipe.document import known_instead
 from winml_dag.recipe.precision import parse_precision
 
 T = TypeVar("T")
@@ -202,3 +203,86 @@ TensorType = Literal[
     "float32", "float16", "bfloat16", "float64",
     "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool",
 ]  # fmt: skip
+
+
+# Paths in a recipe: which fields are some, and what they mean.
+
+V = TypeVar("V")
+# Called with a value, and whether it may also be an id on the hub.
+ChangePath: TypeAlias = Callable[[str, bool], str]
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
+
+
+def is_path_like(model: str) -> bool:
+    """Return whether *model* can only be a path, not a hub id: ``./bert``, ``C:/models``, ``a/b/c``, ``resnet.onnx``.
+
+    ``bert`` and ``org/bert`` can be both; a caller that may read the file system decides.
+    """
+    return model.casefold().endswith(".onnx") or not _HUB_ID.fullmatch(model)
+
+
+def resolve_path(folder: Path, text: str) -> Path:
+    """Return the path that *text* means in a recipe in *folder*; ``~`` is the user's home.
+
+    Raises:
+        InputError: there is no home folder for ``~``.
+    """
+    try:
+        return folder / Path(text).expanduser()
+    except RuntimeError:
+        raise InputError(f"The path {text!r} names a home folder that does not exist.") from None
+
+
+def with_paths(section: type[Section], values: Mapping[str, V], change: ChangePath) -> dict[str, V]:
+    """Return *values* of *section* with *change* applied to the fields that are paths.
+
+    Values that the schema does not allow are not changed.
+    """
+    found: dict[str, Any] = dict(values)
+    for key, at in _path_fields(section).items():
+        value = found.get(key)
+        if at.may_be_id is not None and isinstance(value, str) and value:
+            found[key] = change(value, at.may_be_id)
+        elif at.section is not None and isinstance(value, Mapping):
+            inner = at.section
+            found[key] = (
+                {
+                    name: with_paths(inner, each, change) if isinstance(each, Mapping) else each
+                    for name, each in value.items()
+                }
+                if at.by_name
+                else with_paths(inner, value, change)
+            )
+    return found
+
+
+@dataclass(frozen=True)
+class _PathField:
+    """A field that is a path (*may_be_id* is not None), or a *section* or several *by_name* that may have some."""
+
+    may_be_id: bool | None
+    section: type[Section] | None
+    by_name: bool
+
+
+@cache
+def _path_fields(section: type[Section]) -> Mapping[str, _PathField]:
+    """Return the fields of *section* that are paths or sections, by key."""
+    found = {}
+    for name, info in section.model_fields.items():
+        parts = [*_parts(info.annotation), *info.metadata]
+        inner = next((part for part in parts if isinstance(part, type) and issubclass(part, Section)), None)
+        mark = next((part for part in parts if isinstance(part, PathMark)), None)
+        if inner or mark:
+            may_be_id = None if mark is None else mark is PathMark.PATH_OR_ID
+            field = _PathField(may_be_id, inner, get_origin(info.annotation) is Mapping)
+            found.update(dict.fromkeys(keys_of(name, info), field))
+    return found
+
+
+def _parts(kind: object) -> Iterator[object]:
+    """Yield the types that *kind* consists of, and what they are annotated with."""
+    yield kind
+    for inner in get_args(kind):
+        yield from _parts(inner)

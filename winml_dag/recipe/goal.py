@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from winml_dag.errors import known_instead
 from winml_dag.frozen import frozen
-from winml_dag.recipe.document import Location, known_instead
+from winml_dag.recipe.document import Location
 from winml_dag.recipe.fields import Count, ListOf, Section, Text, known, problem
 from winml_dag.recipe.sweep import clashes, filled, folder_problem, template_problem
 

@@ -16,12 +16,12 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from winml_dag.errors import RecipeError
+from winml_dag.errors import RecipeError, known_instead
 from winml_dag.recipe.axes import Axis, AxisReader, Bases, Piece, PiecedPositions, Value, labels_meant, merged
-from winml_dag.recipe.document import Document, Findings, Location, known_instead
-from winml_dag.recipe.fields import ListOf, Section, Text
+from winml_dag.recipe.document import Document, Findings, Location
+from winml_dag.recipe.fields import ListOf, Section, Text, resolve_path
 from winml_dag.recipe.goal import Goal, Search, check_goals
-from winml_dag.recipe.load import LoadedRecipe, resolve_path
+from winml_dag.recipe.load import LoadedRecipe
 from winml_dag.recipe.problems import add_errors
 from winml_dag.recipe.reading import read_recipe
 from winml_dag.recipe.schema import Component, Quant, Recipe

@@ -86,7 +86,7 @@ def parse_precision(name: str) -> Precision:
     """
     found = PRECISIONS.get(name)
     if found is None:
-        from winml_dag.recipe.document import known_instead
+        from winml_dag.errors import known_instead
 
         raise UsageError(f"{name!r} is not a precision{known_instead(name, PRECISIONS)}")
     return found

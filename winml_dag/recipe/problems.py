@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from winml_dag.recipe.document import Findings, Location, Positions, did_you_mean, known_instead
+from winml_dag.errors import did_you_mean, known_instead
+from winml_dag.recipe.document import Findings, Location, Positions
 from winml_dag.recipe.fields import keys_of
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from winml_dag.errors import InputError, RecipeError
+from winml_dag.errors import InputError, RecipeError, did_you_mean
 from winml_dag.file_reading import before_reading, read_bytes
 from winml_dag.frozen import frozen
-from winml_dag.recipe.document import Document, did_you_mean
+from winml_dag.recipe.document import Document
 from winml_dag.recipe.text import RecipeFormat, read_text
 
 _FORMATS: dict[str, RecipeFormat] = {".json": "json", ".yaml": "yaml", ".yml": "yaml"}

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from winml_dag.canonical import canonical_json
-from winml_dag.errors import RecipeError, UsageError, WinmlDagError
+from winml_dag.errors import RecipeError, UsageError, WinmlDagError, did_you_mean, known_instead
 from winml_dag.frozen import frozen
 from winml_dag.names import is_safe_part
-from winml_dag.recipe.document import did_you_mean, known_instead
 from winml_dag.recipe.reading import is_sweep, labels_of, module_items, recipe_files
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from winml_dag.errors import InputError
 from winml_dag.pipeline.layout import BUILD_CONFIG
 from winml_dag.pipeline.manifest import read_manifest
 from winml_dag.pipeline.sweep.result import CellResult, GoalResult, SharedGraph, SweepResult
-from winml_dag.recipe.load import is_path_like
+from winml_dag.recipe.fields import is_path_like
 from winml_dag.report.built import accuracy_of, held_to, latency_of, quality_of, row_of_build
 from winml_dag.report.folders import FoundBuild, Joined, find, joined
 from winml_dag.report.pareto import judged

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-from winml_dag.errors import UsageError
+from winml_dag.errors import UsageError, known_instead
 from winml_dag.pipeline.sweep.result import CellStatus
-from winml_dag.recipe.document import known_instead
 from winml_dag.report.measures import MEASURES, Measure
 from winml_dag.report.row import Latency, Report, Row
 from winml_dag.store.quantities import counted

@@ -9,8 +9,7 @@ from pathlib import Path
 from winml_dag.canonical import JsonObject
 from winml_dag.ep.registry import ExecutionProvider
 from winml_dag.errors import InputError, StageError
-from winml_dag.onnxmodel.facts import QDQ
-from winml_dag.onnxmodel.graph import Graph, Model, Node, all_nodes
+from winml_dag.onnxmodel.graph import QDQ, Graph, Model, Node, all_nodes
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.inspect import inspect_model
 

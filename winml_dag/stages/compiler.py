@@ -24,7 +24,7 @@ from winml_dag.ep.availability import resolve_target
 from winml_dag.ep.registry import QNN, ExecutionProvider, Target
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
-from winml_dag.onnxmodel.facts import QDQ
+from winml_dag.onnxmodel.graph import QDQ
 from winml_dag.onnxmodel.protos import Naming, constant_tensors, distinct_names, graphs_inside, read_inside
 
 if TYPE_CHECKING:

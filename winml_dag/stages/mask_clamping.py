@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
-from winml_dag.onnxmodel.facts import MASK_MAGNITUDE
 from winml_dag.onnxmodel.files import tensor_chunks
+from winml_dag.onnxmodel.graph import MASK_MAGNITUDE
 from winml_dag.onnxmodel.protos import graphs_of, read_inside
 
 # In the middle of the measured plateau; exp(-50) is 2e-22, so a float32 Softmax still sees zero.

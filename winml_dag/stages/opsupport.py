@@ -29,7 +29,7 @@ from winml_dag.ep.support import Case, Outcome, table_name
 from winml_dag.ep.support.table import About, rows_of, table_bytes
 from winml_dag.errors import WinmlDagError
 from winml_dag.onnxmodel.dataflow import Dataflow
-from winml_dag.onnxmodel.facts import QDQ
+from winml_dag.onnxmodel.graph import QDQ
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.stages.analyze import QuantizedTo
 from winml_dag.stages.analyze.analysis import provider_version

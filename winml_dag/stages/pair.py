@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from winml_dag.engine.progress import OnProgress, no_progress
+from winml_dag.engine.exchange import OnProgress, no_progress
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.feeds import InputSpec, model_inputs

@@ -19,8 +19,8 @@ from world import VirtualClock, VirtualRemote
 
 from winml_dag.engine import events
 from winml_dag.engine.events import StageResult, Status
+from winml_dag.engine.exchange import Watch
 from winml_dag.engine.plan import Reuse, Run
-from winml_dag.engine.progress import Watch
 from winml_dag.engine.run import Ended
 from winml_dag.engine.stage import Node
 from winml_dag.store.artifact import Artifact, FileEntry

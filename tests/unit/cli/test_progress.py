@@ -14,7 +14,7 @@ from rich.console import Console
 
 from winml_dag.cli.progress import Lines, LiveTable, counted, under_way
 from winml_dag.engine.events import Reason, StageResult, Status
-from winml_dag.engine.progress import Progress
+from winml_dag.engine.exchange import Progress
 from winml_dag.engine.stage import Node, Stage
 
 CALIBRATE = Node("calibrate", Stage("calibrate", 1, "", "", {}, {"ranges": "ranges"}), {}, {})

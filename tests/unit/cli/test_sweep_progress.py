@@ -13,8 +13,8 @@ from rich.console import Console
 from winml_dag.cli.sweepprogress import SweepLines, SweepTable, sweep_progress
 from winml_dag.engine.eta import Eta, Work
 from winml_dag.engine.events import Reason, StageResult, Status
+from winml_dag.engine.exchange import Progress
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.progress import Progress
 from winml_dag.engine.resources import Admission, Capacity, ResourceRequest
 from winml_dag.engine.stage import Node, Stage
 from winml_dag.pipeline.sweep.result import CellStatus

@@ -18,7 +18,7 @@ from winml_dag.cli import main, run
 from winml_dag.ep.providers.migraphx import MIGRAPHX
 from winml_dag.ep.providers.openvino import OPENVINO
 from winml_dag.ep.registry import CPU, EXECUTION_PROVIDERS, QNN
-from winml_dag.pipeline.detect_devices import ProviderFound, detect_devices
+from winml_dag.pipeline.host import ProviderFound, detect_devices
 
 ROOT = Path(__file__).parents[3]
 PLUGIN = OPENVINO.packages[1].plugin
@@ -161,7 +161,7 @@ def test_openvino_is_asked_in_the_environment_that_has_it(
 
 def test_lists_are_told_in_every_format(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     found = detect_devices([QNN, CPU])
-    monkeypatch.setattr("winml_dag.pipeline.detect_devices.detect_devices", lambda: found)
+    monkeypatch.setattr("winml_dag.pipeline.host.detect_devices", lambda: found)
 
     def says(*arguments: str) -> str:
         assert run(["sys", *arguments]) == 0

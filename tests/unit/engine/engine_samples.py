@@ -14,10 +14,10 @@ from memory_store import NotedStore
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import Reason, StageResult, Status
+from winml_dag.engine.exchange import Progress
 from winml_dag.engine.execute import Executor
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.plan import plan_graph
-from winml_dag.engine.progress import Progress
 from winml_dag.engine.run import LocalRuns, Runner
 from winml_dag.engine.schedule import RunOptions, Scheduler
 from winml_dag.engine.stage import InputSlot, Node, Source, SourceFile, Stage, Workspace

@@ -15,14 +15,15 @@ from winml_dag.canonical import JsonObject, JsonValue, canonical_json
 from winml_dag.engine.diff import (
     MOST_RECORDS,
     Change,
-    Inputs,
     Nearest,
     NearRecords,
     changes_between,
     field_changes,
     file_changes,
+    input_changes,
     summed_up,
 )
+from winml_dag.engine.events import Inputs
 from winml_dag.engine.keys import cache_key, config_hash
 from winml_dag.engine.stage import Source, SourceFile
 from winml_dag.store.artifact import Artifact, FileEntry
@@ -197,11 +198,11 @@ def test_a_file_is_called_as_the_user_calls_it(tmp_path: Path) -> None:
     old, new = files(data="1", rest="2"), files(data="2", rest="1")
     own = [SourceFile("data.npz", tmp_path / "mine.npz"), SourceFile("rest.npz", tmp_path / "deep" / "rest.npz")]
     seen = Inputs({"data": new}, {"data": Source("data", "kind", tuple(own))})
-    assert [str(change) for change in seen.changes("data", old)] == ["mine.npz and rest.npz swapped"]
+    assert [str(change) for change in input_changes(seen, "data", old)] == ["mine.npz and rest.npz swapped"]
     deep = replace(own[1], name="deep/rest.npz")
     one, other = (Artifact((FileEntry("deep/rest.npz", f"xxh3-128:{'0' * 31}{end}", 1),)) for end in "12")
     seen = Inputs({"data": other}, {"data": Source("data", "kind", (deep,))})
-    assert [change.name for change in seen.changes("data", one)] == ["deep/rest.npz"]
+    assert [change.name for change in input_changes(seen, "data", one)] == ["deep/rest.npz"]
 
 
 @pytest.mark.parametrize(

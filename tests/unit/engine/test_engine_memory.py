@@ -14,8 +14,7 @@ from memory_store import NotedStore
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.eta import UNKNOWN_SECONDS, CostModel, expected_work, repeats
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.memory import container_limits, memory_for_runs, physical_memory_bytes
-from winml_dag.engine.resources import Capacity
+from winml_dag.engine.resources import Capacity, container_limits, memory_for_runs, physical_memory_bytes
 from winml_dag.engine.stage import InputSlot, Memory, Node, Source, Stage, Workspace
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.records import KeyInputs, Record

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import Status
-from winml_dag.engine.progress import PROGRESS_FILE, Progress, ProgressWriter, Watch, read_progress
+from winml_dag.engine.exchange import PROGRESS_FILE, Progress, ProgressWriter, Watch, read_progress
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.errors import StageError
 

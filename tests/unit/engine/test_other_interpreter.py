@@ -12,9 +12,9 @@ import pytest
 
 import winml_dag
 from winml_dag.engine import elsewhere
+from winml_dag.engine.exchange import Result
 from winml_dag.engine.execute import Job, LocalExecutor, Outcome
 from winml_dag.engine.stage import Node, Stage
-from winml_dag.engine.worker import Result
 
 RunThere = Callable[..., Outcome]
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from winml_dag.errors import InputError
-from winml_dag.onnxmodel.inspect import inspect_model
-from winml_dag.onnxmodel.sidecar import sidecar_name, sidecar_path, write_renamed
+from winml_dag.onnxmodel.inspect import inspect_model, sidecar_name, sidecar_path
+from winml_dag.onnxmodel.sidecar import write_renamed
 
 MODEL = Path("folder/model.onnx")
 

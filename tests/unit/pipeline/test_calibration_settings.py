@@ -12,8 +12,8 @@ from pipeline_samples import save_model
 
 from winml_dag.engine.stage import Skip
 from winml_dag.errors import WinmlDagError
+from winml_dag.pipeline.buildgraph import Build
 from winml_dag.pipeline.data import packages_of
-from winml_dag.pipeline.variant import Build
 
 RANGES = json.dumps({"method": "minmax", "from": {"seed": 0, "distribution": "normal"}})
 OF_DATA = json.dumps({"method": "minmax", "from": {"seed": None, "distribution": None}})

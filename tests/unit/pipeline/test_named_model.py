@@ -10,8 +10,8 @@ import pytest
 from pipeline_samples import resolved
 
 from winml_dag.errors import InputError, RecipeError, UsageError
+from winml_dag.pipeline.buildgraph import Build
 from winml_dag.pipeline.request import Overrides
-from winml_dag.pipeline.variant import Build
 from winml_dag.stages.export import ExportConfig
 
 RANDOM: dict[str, Any] = {"loader": {"task": "fill-mask", "model_type": "bert", "random_weights": {"seed": 7}}}

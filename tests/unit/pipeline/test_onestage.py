@@ -11,9 +11,9 @@ from pipeline_samples import save_model
 from winml_dag.ep.availability import installed
 from winml_dag.ep.registry import QNN
 from winml_dag.errors import InputError
+from winml_dag.pipeline.buildgraph import Build
 from winml_dag.pipeline.onestage import build_of_one
 from winml_dag.pipeline.request import Overrides, Request
-from winml_dag.pipeline.variant import Build
 
 RECIPE = {
     "loader": {"task": "text-classification", "model_type": "bert", "random_weights": {}},

@@ -15,9 +15,9 @@ from winml_dag.engine.keys import cache_key
 from winml_dag.engine.plan import BuildState
 from winml_dag.errors import InputError, UsageError
 from winml_dag.pipeline.assess.builtmodel import find_built_model
-from winml_dag.pipeline.assess.host import Host, this_host
 from winml_dag.pipeline.assess.measurement import Measurement, carry_out
 from winml_dag.pipeline.assess.perf import PerfPlan, PerfRequest, plan_perf
+from winml_dag.pipeline.host import Host, this_host
 from winml_dag.pipeline.run import BuildOptions
 from winml_dag.recipe.schema import Perf
 from winml_dag.store.store import Store

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winml_dag.pipeline.sweep.goals import Evaluation, nearest, winner
-from winml_dag.pipeline.sweep.measuring import Facts
+from winml_dag.pipeline.sweep.goals import Evaluation, Facts, nearest, winner
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus, Failure
 from winml_dag.recipe.goal import Goal
 

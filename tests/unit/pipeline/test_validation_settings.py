@@ -14,8 +14,8 @@ from winml_dag.engine.stage import Skip
 from winml_dag.ep.availability import installed
 from winml_dag.ep.registry import QNN, Target
 from winml_dag.errors import WinmlDagError
+from winml_dag.pipeline.buildgraph import Build
 from winml_dag.pipeline.plan import plan_build
-from winml_dag.pipeline.variant import Build
 from winml_dag.stages.quality import MINIMUM_COSINE, MINIMUM_SQNR_DB, Bounds
 from winml_dag.stages.validate import ValidateConfig
 from winml_dag.store.store import Store

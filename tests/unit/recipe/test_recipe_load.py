@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from recipe_strategies import json_values, recipes
 
 from winml_dag.errors import InputError, RecipeError, WinmlDagError
-from winml_dag.recipe.load import LoadedRecipe, is_path_like, load_recipe, parse_recipe
+from winml_dag.recipe.fields import is_path_like
+from winml_dag.recipe.load import LoadedRecipe, load_recipe, parse_recipe
 from winml_dag.recipe.reading import ModuleItem, module_items
 from winml_dag.recipe.schema import Recipe
 from winml_dag.recipe.text import RecipeFormat, read_text

@@ -14,7 +14,7 @@ import onnx
 import onnxruntime
 from optimize_samples import graph
 
-from winml_dag.engine.progress import OnProgress, no_progress
+from winml_dag.engine.exchange import OnProgress, no_progress
 from winml_dag.engine.stage import Workspace
 from winml_dag.stages.calibrate import CalibrateConfig, CalibrateFields, KeptBack
 from winml_dag.stages.calibrate.observe import run as run_calibrate

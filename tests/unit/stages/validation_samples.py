@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 from quantization_samples import put
 
-from winml_dag.engine.progress import OnProgress, no_progress
+from winml_dag.engine.exchange import OnProgress, no_progress
 from winml_dag.engine.stage import Workspace
 from winml_dag.ep.availability import RunTarget, resolve_target
 from winml_dag.ep.provider import complete_options

@@ -15,7 +15,7 @@ from winml_dag.engine.stage import Source
 from winml_dag.ep.availability import RunTarget
 from winml_dag.ep.provider import complete_options
 from winml_dag.ep.registry import ExecutionProvider, Target, find_ep, is_emulated
-from winml_dag.errors import InputError, UsageError
+from winml_dag.errors import InputError, UsageError, known_instead
 from winml_dag.file_reading import read_json
 from winml_dag.onnxmodel.sidecar import shares_binary
 from winml_dag.pipeline.buildgraph import MODEL, BuildSummary, prefixed
@@ -24,7 +24,6 @@ from winml_dag.pipeline.layout import BUILD_CONFIG, EXPORTED, MANIFEST, NORMALIZ
 from winml_dag.pipeline.manifest import Manifest, read_manifest
 from winml_dag.pipeline.model import OnnxFile, find_model_folder, find_processor_folder
 from winml_dag.pipeline.request import Overrides, Request
-from winml_dag.recipe.document import known_instead
 from winml_dag.recipe.load import load_recipe
 from winml_dag.stages import artifact_types
 from winml_dag.store.artifact import Artifact

@@ -29,7 +29,7 @@ from winml_dag.pipeline.assess.measurement import AssessmentPlan, Measurement, m
 from winml_dag.pipeline.data import calibration_source, data_source, packages_of, require_packages
 from winml_dag.pipeline.hub import Asker, find_dataset, has_splits
 from winml_dag.pipeline.model import OnnxFile
-from winml_dag.recipe.load import is_path_like, resolve_path
+from winml_dag.recipe.fields import is_path_like, resolve_path
 from winml_dag.recipe.schema import Dataset, Eval
 from winml_dag.stages.evaluate import (
     EVALUATE,

@@ -17,10 +17,10 @@ from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.inspect import UNKNOWN_DIMENSION, UNKNOWN_RANK
 from winml_dag.onnxmodel.precision import precision_of
 from winml_dag.pipeline.assess.builtmodel import BuiltModel, measured_on, run_target
-from winml_dag.pipeline.assess.host import Host, this_host
 from winml_dag.pipeline.assess.measurement import AssessmentPlan, Measurement, measuring_node, plan_measurement
+from winml_dag.pipeline.host import Host, this_host
 from winml_dag.pipeline.model import OnnxFile
-from winml_dag.recipe.load import resolve_path
+from winml_dag.recipe.fields import resolve_path
 from winml_dag.recipe.schema import Perf
 from winml_dag.stages import artifact_types
 from winml_dag.stages.perf import (

@@ -30,7 +30,7 @@ from winml_dag.pipeline.buildgraph import prefixed
 from winml_dag.pipeline.data import calibration_source, columns_of, packages_of, require_packages
 from winml_dag.pipeline.layout import RANGES
 from winml_dag.pipeline.model import OnnxFile
-from winml_dag.recipe.load import resolve_path
+from winml_dag.recipe.fields import resolve_path
 from winml_dag.recipe.precision import parse_precision
 from winml_dag.recipe.schema import Quant, Validate
 from winml_dag.stages import artifact_types

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict
 
 from winml_dag import __version__
 from winml_dag.engine.keys import forget_installed
-from winml_dag.engine.memory import memory_for_runs
+from winml_dag.engine.resources import memory_for_runs
 from winml_dag.engine.stage import Node
 from winml_dag.ep.availability import RemoteEnvironment, installed
 from winml_dag.ep.registry import CPU, Target, execution_providers, find_ep, runtime_builds

@@ -22,11 +22,11 @@ from uuid import uuid4
 from winml_dag import TOOL_ID
 from winml_dag.engine import events
 from winml_dag.engine.events import StageResult, Status
+from winml_dag.engine.exchange import Watch
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.inputs import place_source
 from winml_dag.engine.keys import cache_key
 from winml_dag.engine.plan import Reuse, Run
-from winml_dag.engine.progress import Watch
 from winml_dag.engine.run import Damaged, LocalRuns, Runner, RunOutcome
 from winml_dag.engine.stage import Node
 from winml_dag.errors import Interrupted, StageError, WinmlDagError

@@ -29,11 +29,11 @@ from winml_dag import TOOL_ID
 from winml_dag.canonical import JsonObject
 from winml_dag.engine import events
 from winml_dag.engine.events import StageResult
+from winml_dag.engine.exchange import Watch
 from winml_dag.engine.execute import LocalExecutor
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import cache_key, key_inputs_of
 from winml_dag.engine.plan import Reuse, Run
-from winml_dag.engine.progress import Watch
 from winml_dag.engine.run import Runner, RunOutcome
 from winml_dag.engine.stage import Node
 from winml_dag.errors import ENDING_SIGNALS, Interrupted, StageError, UsageError

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from distributed import Client, KilledWorker
 
-from winml_dag.engine.progress import Progress, Watch
+from winml_dag.engine.exchange import Progress, Watch
 from winml_dag.engine.resources import UNLIMITED, Admission, Allocation, Capacity, ResourceRequest, rounded
 from winml_dag.engine.stage import Node
 from winml_dag.errors import Interrupted, StageError, WinmlDagError

@@ -180,7 +180,7 @@ class Ledger:
 def new_head(sweep: Sweep, recipe: str, jobs: int) -> SweepResult:
     """Return the fields of a run that are determined before it starts."""
     from winml_dag import TOOL_ID
-    from winml_dag.pipeline.assess.host import this_host
+    from winml_dag.pipeline.host import this_host
 
     return SweepResult(
         name=sweep.name,

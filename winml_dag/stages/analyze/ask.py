@@ -24,7 +24,7 @@ from winml_dag.ep.session import runs_on_cpu, session_for, session_options
 from winml_dag.ep.support import Level, Verdict
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
-from winml_dag.onnxmodel.facts import CHANNEL_AXES, QDQ, byte_size
+from winml_dag.onnxmodel.graph import CHANNEL_AXES, QDQ, byte_size
 from winml_dag.onnxmodel.protos import nodes_of, read_inside, subgraphs, without_data, without_weights
 from winml_dag.stages.analyze import AnalyzeConfig, QuantizedTo
 from winml_dag.stages.analyze.judging import RUNS

@@ -19,8 +19,7 @@ from winml_dag.ep.support import AttributeValue, Case, Level, Operand, Quantized
 from winml_dag.ep.support.table import Rules
 from winml_dag.errors import StageError, UsageError
 from winml_dag.onnxmodel.dataflow import Dataflow
-from winml_dag.onnxmodel.facts import CHANNEL_AXES, QDQ, dtype_name
-from winml_dag.onnxmodel.graph import Attribute, Graph, Model, Node, attribute_of
+from winml_dag.onnxmodel.graph import CHANNEL_AXES, QDQ, Attribute, Graph, Model, Node, attribute_of, dtype_name
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.stages.analyze import AnalyzeConfig, AnalyzeTarget, QuantizedTo
 from winml_dag.stages.analyze.lint import missing_value_info

@@ -14,8 +14,7 @@ from pathlib import Path
 from winml_dag.canonical import JsonObject
 from winml_dag.onnxmodel import description
 from winml_dag.onnxmodel.dataflow import Dataflow
-from winml_dag.onnxmodel.facts import MASK_MAGNITUDE, QDQ
-from winml_dag.onnxmodel.graph import Graph, Model, Node
+from winml_dag.onnxmodel.graph import MASK_MAGNITUDE, QDQ, Graph, Model, Node
 from winml_dag.stages.analyze import AnalyzeConfig
 
 _MOST_NODES = 10  # listed in a finding, next to the total count

@@ -9,8 +9,7 @@ from math import pi, sqrt
 from typing import Any, TypeAlias
 
 from winml_dag.onnxmodel.dataflow import Dataflow
-from winml_dag.onnxmodel.facts import HIGH_RANK
-from winml_dag.onnxmodel.graph import Node, integers_of
+from winml_dag.onnxmodel.graph import HIGH_RANK, Node, integers_of
 
 _COMMUTATIVE = frozenset({"Add", "Mul", "And", "Or", "Max", "Min"})
 _NEAR = 1e-3  # exporters write sqrt(2/pi) with few digits, and float16 has no more

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from winml_dag.canonical import JsonObject
-from winml_dag.engine.progress import OnProgress, no_progress
+from winml_dag.engine.exchange import OnProgress, no_progress
 from winml_dag.engine.stage import Workspace
 from winml_dag.ep.session import open_session
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
-from winml_dag.onnxmodel.facts import MASK_MAGNITUDE, standard_opset
 from winml_dag.onnxmodel.feeds import model_inputs
+from winml_dag.onnxmodel.graph import MASK_MAGNITUDE, standard_opset
 from winml_dag.stages.artifact_types import RANGES_FILE
 from winml_dag.stages.calibrate import CalibrateConfig
 from winml_dag.stages.float_model import float_tensors, refuse_unless_float, write_typed

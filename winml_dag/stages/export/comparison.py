@@ -19,8 +19,8 @@ from torch.nn import Module
 from winml_dag.ep.session import open_session
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.compare import sums_of
-from winml_dag.onnxmodel.facts import MASK_MAGNITUDE
 from winml_dag.onnxmodel.feeds import InputSpec, random_feeds
+from winml_dag.onnxmodel.graph import MASK_MAGNITUDE
 from winml_dag.stages.export.inputs import ModelInput, Shape, named_axes
 from winml_dag.stages.export.subject import call_model
 from winml_dag.stages.pair import run_model

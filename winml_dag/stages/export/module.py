@@ -23,7 +23,7 @@ from torch.nn import Module
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
-from winml_dag.onnxmodel.facts import MASK_MAGNITUDE
+from winml_dag.onnxmodel.graph import MASK_MAGNITUDE
 from winml_dag.stages.export import (
     MODEL_SOURCE,
     SCRIPT_SOURCE,

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from winml_dag.onnxmodel.facts import standard_opset
 from winml_dag.onnxmodel.files import tensor_chunks
+from winml_dag.onnxmodel.graph import standard_opset
 from winml_dag.onnxmodel.protos import Naming, read_inside
 
 _Shape = tuple[int | None, ...]

@@ -16,9 +16,9 @@ from winml_dag.engine.stage import Workspace
 from winml_dag.ep.session import open_session
 from winml_dag.errors import InputError, StageError
 from winml_dag.explanation import explanation
-from winml_dag.onnxmodel.facts import standard_opset
 from winml_dag.onnxmodel.feeds import INPUTS_KEY, model_inputs, random_feeds, write_io_specs
 from winml_dag.onnxmodel.files import EXTERNAL_TENSOR_MINIMUM, load_model, save_model
+from winml_dag.onnxmodel.graph import standard_opset
 from winml_dag.onnxmodel.inspect import UNKNOWN_DIMENSION, inspect_model
 from winml_dag.onnxmodel.protos import graphs_of, nodes_of, without_data
 from winml_dag.stages.normalize import FIRST_OPSET, NormalizeConfig

@@ -20,9 +20,8 @@ from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented  # noqa: 
 from winml_dag.ep.session import open_session, unread_version
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
-from winml_dag.onnxmodel.facts import standard_opset
 from winml_dag.onnxmodel.files import use_short_domain, with_shapes
-from winml_dag.onnxmodel.graph import all_graphs, all_nodes
+from winml_dag.onnxmodel.graph import all_graphs, all_nodes, standard_opset
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.protos import Naming, graphs_of, nodes_of, read_inside, rename_values
 from winml_dag.stages.optimize import PORTABLE

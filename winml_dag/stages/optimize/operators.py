@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnxscript.rewriter import MatchContext, RewriterContext
 from onnxscript.rewriter.pattern import OpsetPatternBuilder, OrValue, RewriteRuleClassBase, Var
 
-from winml_dag.onnxmodel.facts import HIGH_RANK
+from winml_dag.onnxmodel.graph import HIGH_RANK
 from winml_dag.stages.optimize import OptimizeTarget
 from winml_dag.stages.optimize.rewriting import (
     Outcome,

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject
-from winml_dag.engine.progress import OnProgress, no_progress
+from winml_dag.engine.exchange import OnProgress, no_progress
 from winml_dag.stages.perf import PerfFields
 from winml_dag.stages.perf.load import waited_ns, waited_share
 

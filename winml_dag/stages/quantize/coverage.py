@@ -11,7 +11,7 @@ from typing import TypeAlias
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from winml_dag.canonical import JsonObject
-from winml_dag.onnxmodel.facts import QDQ, dtype_name
+from winml_dag.onnxmodel.graph import QDQ, dtype_name
 from winml_dag.onnxmodel.protos import graphs_inside, graphs_of
 from winml_dag.stages.float_model import NOT_COMPUTING, compute_nodes, compute_nodes_inside, float_values
 from winml_dag.stages.quantize.selection import identity

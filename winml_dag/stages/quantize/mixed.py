@@ -13,7 +13,7 @@ from onnx import GraphProto, NodeProto, TensorProto
 from onnxruntime.quantization import QuantType
 
 from winml_dag.errors import StageError
-from winml_dag.onnxmodel.facts import CHANNEL_AXES, channel_axis
+from winml_dag.onnxmodel.graph import CHANNEL_AXES, channel_axis
 from winml_dag.onnxmodel.protos import Naming, graphs_of, read_inside
 from winml_dag.stages.float_model import float_tensors
 from winml_dag.stages.quantize import NodeTypes

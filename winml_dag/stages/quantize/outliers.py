@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
-from winml_dag.onnxmodel.facts import channel_axis
+from winml_dag.onnxmodel.graph import channel_axis
 from winml_dag.onnxmodel.protos import Naming, constant_tensors, read_inside
 from winml_dag.recipe.precision import SIXTEEN_BITS
 from winml_dag.stages.quantize import NodeTypes, QuantizeFields

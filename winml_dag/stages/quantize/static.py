@@ -22,7 +22,7 @@ from onnxruntime.quantization.quant_utils import add_infer_metadata
 from winml_dag.canonical import JsonObject
 from winml_dag.ep.registry import QNN
 from winml_dag.errors import StageError
-from winml_dag.onnxmodel.facts import CHANNEL_AXES, standard_opset
+from winml_dag.onnxmodel.graph import CHANNEL_AXES, standard_opset
 from winml_dag.onnxmodel.protos import constant_tensors, without_weights
 from winml_dag.recipe.precision import type_bits
 from winml_dag.stages.float_model import compute_nodes_inside, float_tensors

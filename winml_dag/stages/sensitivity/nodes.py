@@ -12,7 +12,7 @@ import onnx
 from onnx import GraphProto
 
 from winml_dag.canonical import JsonObject, JsonValue, canonical_json
-from winml_dag.engine.progress import OnProgress
+from winml_dag.engine.exchange import OnProgress
 from winml_dag.engine.stage import Workspace
 from winml_dag.ep.session import open_session
 from winml_dag.errors import StageError

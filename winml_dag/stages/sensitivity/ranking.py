@@ -19,7 +19,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from winml_dag.engine.progress import OnProgress
+from winml_dag.engine.exchange import OnProgress
 from winml_dag.ep.session import open_session
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
-from winml_dag.onnxmodel.facts import QDQ
+from winml_dag.onnxmodel.graph import QDQ
 
 # No name in the float model starts with this.
 _OWN = "quantized alone/"

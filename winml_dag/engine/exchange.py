@@ -1,7 +1,8 @@
-"""Progress of a stage's work: reported in its process, written to a small file, read by the display.
+"""What the engine and the process of a stage exchange, in files: the task, the result, and the progress of the work.
 
-A file instead of a pipe, because then nothing is done while nobody reads it, and nothing at all for the thousands of
-commands that report no progress. The last report also survives when the process is killed.
+Progress is reported in that process and read by the display. A file instead of a pipe, because then nothing is done
+while nobody reads it, and nothing at all for the thousands of commands that report no progress. The last report also
+survives when the process is killed.
 """
 
 from __future__ import annotations
@@ -13,15 +14,71 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from winml_dag.canonical import JsonObject
 from winml_dag.file_reading import read_json
 from winml_dag.frozen import frozen
 
+TASK_FILE = "task.json"
+RESULT_FILE = "result.json"
 PROGRESS_FILE = "progress.json"
+# Exit code of a worker that could not write its result because the disk is full.
+DISK_FULL = 28
 
 # A display refreshes four times a second. A write takes up to 0.7 ms, more than one sample of a small model.
 _SECONDS_BETWEEN_WRITES = 0.2
 # On Windows a file cannot be replaced while it is being read; reading one of 60 bytes takes no time.
 _ATTEMPTS = 100
+
+
+@frozen
+class Task:
+    """The task of a worker. Paths are relative to its current folder. Without a class the config stays plain JSON."""
+
+    stage: str
+    work: str
+    config_class: str
+    config: JsonObject
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+    machine_facts: dict[str, str]
+
+    def write(self, folder: Path) -> None:
+        (folder / TASK_FILE).write_text(json.dumps(self.__dict__), encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: Path) -> Task:
+        return cls(**json.loads((folder / TASK_FILE).read_text(encoding="utf-8")))
+
+
+@frozen
+class Result:
+    """The result of a worker.
+
+    ``error`` is empty after success. After a failure, ``metrics`` are those measured until then.
+    """
+
+    metrics: JsonObject
+    error: str = ""
+    advice: str = ""
+
+    def write(self, folder: Path) -> None:
+        # Write aside and rename: a partial result must not be read.
+        temporary = folder / f"{RESULT_FILE}.part"
+        temporary.write_text(json.dumps(self.__dict__, allow_nan=False), encoding="utf-8")
+        temporary.replace(folder / RESULT_FILE)
+
+    @classmethod
+    def read(cls, folder: Path) -> Result | None:
+        """None if the worker ended without a result; a failure if the file is not a valid one."""
+        try:
+            result = cls(**read_json(folder / RESULT_FILE))
+            if isinstance(result.metrics, dict) and isinstance(result.error, str) and isinstance(result.advice, str):
+                return result
+        except FileNotFoundError:
+            return None
+        except (OSError, TypeError, ValueError):
+            pass  # written by the stage, or by a library in it
+        return cls({}, "It ended, but its result cannot be read.", "The log may show what wrote to its folder.")
 
 
 @frozen
