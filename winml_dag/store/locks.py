@@ -1,10 +1,10 @@
 """Named locks between processes and threads; the operating system releases them when their owner dies.
 
-Locks of keys are bytes of one file if the system supports that; all others are files. A lock file is kept when its lock
-is released, so there is one for each key that ever ran here, until :meth:`Locks.remove_free` removes those that nobody
-holds. That is safe: a process that opened a file which is removed before it gains the lock notices that the file has no
-name any more and starts again (filelock checks that), so no two processes can hold locks on two files with one name.
-Windows does not remove a file that is open.
+A lock is a byte of one file if the system supports that (Linux), otherwise a file of its own. Such a file is kept when
+its lock is released, until :meth:`Locks.remove_free` removes those that nobody holds. That is safe: a process that
+opened a file which is removed before it gains the lock notices that the file has no name any more and starts again
+(filelock checks that), so no two processes can hold locks on two files with one name. Windows does not remove a file
+that is open.
 
 Scratch folders, one per run, have a lock each. They are removed when the run ends, or by the next run if their owner
 was killed.
@@ -22,15 +22,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from winml_dag.errors import Interrupted, StoreError
 from winml_dag.store.files import in_words, remove_tree
-
-if TYPE_CHECKING:
-    from filelock import BaseFileLock
-
 
 # Locks by number in one file: one byte each, held through an open file description (Linux).
 #
@@ -58,18 +54,16 @@ class Ranges:
         self._owner = -1
 
     def acquire(self, number: int) -> bool:
-        """Lock byte *number* if it is free, without waiting.
-
-        Raises:
-            RuntimeError: when this thread already holds it: it would wait for itself.
-        """
+        """Lock byte *number* if it is free, without waiting."""
         with self._lock:
-            if self._held.get(number) == threading.get_ident():
-                raise RuntimeError(f"This thread holds lock {number} already and would wait for itself.")
             if number in self._held or _ALL in self._held or not self._set(number, 1, exclusive=True):
                 return False
             self._held[number] = threading.get_ident()
             return True
+
+    def is_mine(self, number: int) -> bool:
+        """Whether this thread holds *number*."""
+        return self._held.get(number) == threading.get_ident()
 
     def release(self, number: int) -> None:
         with self._lock:
@@ -142,28 +136,7 @@ class Locks:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._keys = Ranges(folder / _KEYS) if AVAILABLE else None
-
-    @contextmanager
-    def hold_key(self, key: str, gives_up: Callable[[], bool] = never) -> Iterator[None]:
-        """Hold a cache *key* so that :meth:`hold_unused` respects it. Raises as :meth:`hold` does."""
-        if self._keys is None:
-            with self.hold_in_use(key, gives_up):
-                yield
-            return
-        # Two keys with the same number would only wait for each other; nobody holds one while waiting for another.
-        number = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=7).digest(), "big")
-        nap = _SHORTEST_NAP
-        with in_words(f"Cannot lock {key}"):
-            while not self._keys.acquire(number):
-                if gives_up():
-                    raise Interrupted(f"Waiting for {key} was given up.")
-                time.sleep(nap)
-                nap = min(2 * nap, _LONGEST_NAP)
-        try:
-            yield
-        finally:
-            self._keys.release(number)
+        self._ranges = Ranges(folder / _KEYS) if AVAILABLE else None
 
     @contextmanager
     def hold(self, name: str, gives_up: Callable[[], bool] = never) -> Iterator[None]:
@@ -174,39 +147,33 @@ class Locks:
             RuntimeError: when this thread already holds *name*: it would wait for itself.
             StoreError: when the lock file cannot be created.
         """
-        from filelock import Timeout
-
-        lock = self._lock(name)
-        with in_words(f"Cannot lock {lock.lock_file}"):
-            try:
-                lock.acquire(cancel_check=gives_up)
-            except Timeout:
-                raise Interrupted(f"Waiting for {lock.lock_file} was given up.") from None
+        with in_words(f"Cannot lock {name}"):
+            if (release := self._acquire(name, gives_up)) is None:
+                raise Interrupted(f"Waiting for {name} was given up.")
         try:
             yield
         finally:
-            lock.release()
+            release()
 
     @contextmanager
     def try_hold(self, name: str) -> Iterator[bool]:
         """Hold *name* if it is free, without waiting; the block receives whether it does."""
-        from filelock import Timeout
-
-        lock = self._lock(name)
-        with in_words(f"Cannot lock {lock.lock_file}"), suppress(Timeout):
-            lock.acquire(blocking=False)
+        with in_words(f"Cannot lock {name}"):
+            release = self._acquire(name, None)
         try:
-            yield lock.is_locked
+            yield release is not None
         finally:
-            lock.release()
+            if release is not None:
+                release()
 
     @contextmanager
     def hold_in_use(self, name: str, gives_up: Callable[[], bool] = never) -> Iterator[None]:
         """Hold *name* so that :meth:`hold_unused` respects it. Raises as :meth:`hold` does."""
         with self.hold(name, gives_up):
-            # Only pass the gate: :meth:`hold_unused` sees the lock of an earlier holder, and a later one waits here.
-            with self.hold(_GATE, gives_up):
-                pass
+            if self._ranges is None:
+                # Only pass it: :meth:`hold_unused` sees the lock of an earlier holder, and a later one waits here.
+                with self.hold(_GATE, gives_up):
+                    pass
             yield
 
     @contextmanager
@@ -216,6 +183,15 @@ class Locks:
         Raises:
             StoreError: when somebody holds a lock. Waiting instead could silently take hours.
         """
+        if self._ranges is not None:
+            with in_words("Cannot lock the cache"):
+                if not self._ranges.acquire_all():
+                    raise _in_use()
+            try:
+                yield
+            finally:
+                self._ranges.release_all()
+            return
         with self.hold(_GATE):
             for file in sorted(self._folder.glob(f"*{_SUFFIX}")):
                 if file.stem == _GATE:
@@ -223,14 +199,7 @@ class Locks:
                 with self.try_hold(file.stem) as free:
                     if not free:
                         raise _in_use()
-            with in_words("Cannot lock all keys"):
-                if self._keys is not None and not self._keys.acquire_all():
-                    raise _in_use()
-            try:
-                yield
-            finally:
-                if self._keys is not None:
-                    self._keys.release_all()
+            yield
 
     def remove_free(self) -> int:
         """Remove the files of all locks that nobody holds; returns how many."""
@@ -251,14 +220,36 @@ class Locks:
             return False
         return True
 
-    def _lock(self, name: str) -> BaseFileLock:
-        # Imported here: it costs 40 ms, and plans and reports lock nothing.
-        from filelock import FileLock
+    def _acquire(self, name: str, gives_up: Callable[[], bool] | None) -> Callable[[], object] | None:
+        """Hold *name*; returns what releases it, or None when it is given up, without *gives_up* at once."""
+        if self._ranges is None:
+            return self._acquire_file(name, gives_up)
+        if self._ranges.is_mine(_ALL):
+            return never
+        # Two names with the same number would only wait for each other.
+        number = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "big")
+        nap = _SHORTEST_NAP
+        while not self._ranges.acquire(number):
+            if gives_up is not None and self._ranges.is_mine(number):
+                raise RuntimeError(f"This thread holds {name} already and would wait for itself.")
+            if gives_up is None or gives_up():
+                return None
+            time.sleep(nap)
+            nap = min(2 * nap, _LONGEST_NAP)
+        return partial(self._ranges.release, number)
 
-        with in_words("Cannot make the folder of locks"):
-            self._folder.mkdir(parents=True, exist_ok=True)
+    def _acquire_file(self, name: str, gives_up: Callable[[], bool] | None) -> Callable[[], object] | None:
+        # Imported here: it costs 40 ms, and plans and reports lock nothing.
+        from filelock import FileLock, Timeout
+
+        self._folder.mkdir(parents=True, exist_ok=True)
         # A new object each time, so that threads exclude each other as processes do.
-        return FileLock(self._folder / f"{name}{_SUFFIX}", thread_local=False)
+        lock = FileLock(self._folder / f"{name}{_SUFFIX}", thread_local=False)
+        try:
+            lock.acquire(blocking=gives_up is not None, cancel_check=gives_up)
+        except Timeout:
+            return None
+        return lock.release
 
 
 def _in_use() -> StoreError:

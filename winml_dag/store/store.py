@@ -233,7 +233,7 @@ class Store:
         Raises:
             Interrupted: when *gives_up*, called repeatedly while waiting, returns True.
         """
-        return self.locks.hold_key(check_key(key), gives_up)
+        return self.locks.hold_in_use(check_key(key), gives_up)
 
     def latest(self, names: Iterable[str]) -> dict[str, Record]:
         """The latest record made or reused under each of *names*, for comparisons in reasons and for estimates.

@@ -124,7 +124,7 @@ class Downloader:
         with in_words(f"Cannot fetch {file.name}"):
             path = self._folder / f"{digits}{PARTIAL}"
             try:
-                with self._locks.hold_key(f"blob-{digits}", _stalled(path)):
+                with self._locks.hold_in_use(f"blob-{digits}", _stalled(path)):
                     return self._into(path, file, tiers, transfer)
             except Interrupted:
                 # The process that holds the lock makes no progress.

@@ -222,7 +222,7 @@ def test_who_waits_for_somebody_who_does_not_go_on_fetches_by_itself(
     # The clock advances by a second per reading.
     monkeypatch.setattr(download, "monotonic", itertools.count().__next__)
     here = machine(tmp_path, with_blobs(MemoryRemote(), SMALL))
-    with here.store.locks.hold_key(f"blob-{digest_of(SMALL).partition(':')[2]}"):
+    with here.store.locks.hold_in_use(f"blob-{digest_of(SMALL).partition(':')[2]}"):
         assert here.remotes.fetch([entry(SMALL)]) == []
     assert here.bytes_of(entry(SMALL)) == SMALL
 
