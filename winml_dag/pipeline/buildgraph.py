@@ -25,8 +25,10 @@ from winml_dag.frozen import frozen
 from winml_dag.store.artifact import Artifact, FileEntry
 
 if TYPE_CHECKING:
+    from winml_dag.engine.stage import Node
     from winml_dag.ep.qairt import QairtSdk
     from winml_dag.ep.registry import Target
+    from winml_dag.pipeline.plan_text import CachedPlan
     from winml_dag.pipeline.search import Search
     from winml_dag.pipeline.uptodate import CurrentPlan
     from winml_dag.recipe.document import Positions
@@ -176,6 +178,7 @@ class BuildGraph:
         placed: for a part, the files that the previous build wrote to the recipe's folder, by stage.
         others: how many stages are outside of this part, all of them up to date.
         current_plan: the plan cache entry that it was loaded from or saved in; None when it cannot be saved.
+        cached_plan: the same entry's plan, if it was loaded from there.
     """
 
     summary: BuildSummary
@@ -190,6 +193,7 @@ class BuildGraph:
     placed: Mapping[str, tuple[FileEntry, ...]] = field(default_factory=dict)
     others: int = 0
     current_plan: CurrentPlan | None = None
+    cached_plan: CachedPlan | None = None
 
     @property
     def finals(self) -> tuple[str, ...]:

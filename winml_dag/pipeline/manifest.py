@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.events import StageResult
@@ -214,39 +214,37 @@ def manifest_text(value: JsonObject) -> bytes:
     return ("{\n" + ",\n".join(_lines_of(name, inner) for name, inner in value.items()) + "\n}\n").encode()
 
 
-def with_part(text: bytes, part: JsonObject) -> bytes:
+def with_part(text: bytes, part: Mapping[str, Any]) -> bytes:
     """Update the manifest *text* of a whole build with *part*, the manifest of the stages that were brought up to date.
 
     Its stages and sources replace those with the same name, and the rest stays. If they are equivalent, *text* is
     returned unchanged.
     """
-    fresh = {_name_of(line): line for name in ("sources", "stages") for line in _item_lines(part[name])}
-    lines = text.decode().split("\n")
-    old = {name: line for line in lines if (name := _name_of(line)) in fresh}
-    if all(_says_the_same(line.removesuffix(","), fresh[name]) for name, line in old.items()):
+    lines = {f"{_dumped(name)}: ": f"{_dumped(name)}: {_dumped(files)}" for name, files in part["sources"].items()}
+    lines |= {f'{{"id": {_dumped(stage["id"])}, ': _dumped(stage) for stage in part["stages"]}
+    # Earlier lines that begin like that of a source are about the build.
+    begin = text.find(b'\n"sources": ')
+    places = [(place, line) for name, line in lines.items() if (place := _line_at(text, name, begin))]
+    if all(_says_the_same(text[place].decode(), line) for place, line in places):
         return text
-    fresh |= {
-        _name_of(line): line for name in ("timestamp", "elapsed_seconds") for line in [_lines_of(name, part[name])]
-    }
-    return "\n".join(_replaced(line, fresh.get(_name_of(line))) for line in lines).encode()
+    of_run = {f"{_dumped(name)}: ": _lines_of(name, part[name]) for name in ("timestamp", "elapsed_seconds")}
+    places += [(place, line) for name, line in of_run.items() if (place := _line_at(text, name))]
+    for place, line in sorted(places, key=lambda found: found[0].start, reverse=True):
+        text = text[: place.start] + line.encode() + text[place.stop :]
+    return text
 
 
-def _replaced(line: str, new: str | None) -> str:
-    if new is None:
-        return line
-    return f"{new}," if line.endswith(",") else new
+def _line_at(text: bytes, name: str, begin: int = 0) -> slice | None:
+    """Return the place of the first line after *begin* that begins with *name*, without a comma at its end."""
+    start = text.find(f"\n{name}".encode(), begin + 1) + 1
+    end = text.find(b"\n", start)
+    return slice(start, end - text.endswith(b",", start, end)) if start else None
 
 
 def _says_the_same(line: str, other: str) -> bool:
     if line == other or not line.startswith('{"id": '):
         return line == other
     return _lasting_of_stage(json.loads(line)) == _lasting_of_stage(json.loads(other))
-
-
-def _name_of(line: str) -> str:
-    """Return what identifies a line of a manifest: its first key, or the id of a stage."""
-    line = line.removesuffix(",")
-    return line[: line.find(",")] if line.startswith('{"id": ') else line[: line.find('": ')]
 
 
 def _lines_of(name: str, value: JsonValue) -> str:

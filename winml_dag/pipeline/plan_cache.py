@@ -162,35 +162,52 @@ def keep_finished(
     if own is not None:
         looked |= own.in_place.seen_right(put)
     entry = current_plan.entry
-    header, digests = entry.header, dict(zip(entry.paths, entry.digests, strict=False))
-    read = header.groups.steering + header.groups.data
-    outputs = put
+    header, before = entry.header, {path: place for place, path in enumerate(entry.paths)}
+    read, hashed = header.groups.steering + header.groups.data, header.groups.hashed
+    blobs = _blobs(records.values(), store)
     if planned.others:
-        before = entry.paths[read : header.groups.hashed]
-        outputs = {path: digests[path] for path in before} | put
-        if len(outputs) != len(before):
+        if not all(before.get(path, hashed) < hashed for path in put):
             # The part wrote other files than before: the next build plans the whole graph and saves that.
             with suppress(OSError):
                 Path(file_of(str(store.folder), header.asked)).unlink()
             return
-    fresh = dict(_read_by(planned))
-    hashed = {path: fresh.get(path, digests[path]) for path in entry.paths[:read]}
-    hashed |= {path: digest for path, digest in outputs.items() if path not in hashed}
-    blobs = _blobs(records.values(), store)
-    if planned.others:
-        blobs = list(dict.fromkeys([*entry.paths[header.groups.hashed :], *blobs]))
+        digests = list(entry.digests)
+        # The paths of the entry stay, and those of new blobs follow.
+        paths = [*entry.paths, *(path for path in blobs if path not in before)]
+        same = len(entry.paths)
     else:
+        outputs = {path: digest for path, digest in put.items() if before.get(path, read) >= read}
+        digests = [*entry.digests[:read], *outputs.values()]
+        paths, same, hashed = [*entry.paths[:read], *outputs, *blobs], read, read + len(outputs)
         # Rounds of optimize and analyze that add nothing share one result.
         seconds = {record.cache_key: record.elapsed_seconds for record in records.values()}
         header = replace(header, stages=len(seconds), seconds=round(sum(seconds.values()), 3))
-    place_of = {path: place for place, path in enumerate(hashed)}
-    gives = {name: [place_of[path] for path in paths] for name, paths in placed.items()}
-    text, keys = CachedPlan(entry).text_with(records, gives)
-    seen = _seen_again(current_plan, [*hashed, *blobs], put, looked)
+    place_of = {path: place for place, path in enumerate(paths)}
+    fresh = dict(_read_by(planned))
+    for path, digest in (put | fresh).items():
+        if path in place_of:
+            digests[place_of[path]] = digest
+
+    def signature(path: str) -> Sequence[int]:
+        """Return that of an output from when it was confirmed, of others from the plan, else the current one.
+
+        Sources never get the current one: one that was edited after it was read would then look unchanged.
+        """
+        place = None if path in put else before.get(path)
+        if place is not None:
+            return current_plan.seen[place * PER_PATH : (place + 1) * PER_PATH]
+        return looked[path] if path in looked else look([path])
+
+    seen = current_plan.seen[: same * PER_PATH]
+    for path in paths[same:]:
+        seen.extend(signature(path))
+    for place in (place_of[path] for path in put):
+        if place < same:
+            seen[place * PER_PATH : (place + 1) * PER_PATH] = array("q", signature(paths[place]))
     # Paths that were read or written since the old entry may be racy; so may those that were racy before, or have
     # changed since.
     suspects = {entry.paths[place] for place in (*header.racy, *differing(entry.seen, current_plan.seen))}
-    suspects |= put.keys() | fresh.keys()
+    places = {place_of[path] for path in suspects | put.keys() | fresh.keys() if path in place_of}
 
     def may_change_unseen(path: str, changed_ns: int) -> bool:
         # Outputs were confirmed at the end of the build, everything else when the plan was made or loaded.
@@ -200,16 +217,18 @@ def keep_finished(
 
     header = replace(
         header,
-        groups=replace(header.groups, outputs=len(hashed) - read, blobs=len(blobs)),
+        groups=replace(header.groups, outputs=hashed - read, blobs=len(paths) - hashed),
         racy=[
-            index
-            for index, (path, changed_ns) in enumerate(zip(hashed, seen[CHANGED::PER_PATH], strict=False))
-            if path in suspects and may_change_unseen(path, changed_ns)
+            place
+            for place in sorted(places)
+            if place < hashed and may_change_unseen(paths[place], seen[place * PER_PATH + CHANGED])
         ],
         complete=True,
         summary="\n".join([*(f"note: {text}" for text in planned.summary.on_options), planned.summary.up_to_date]),
     )
-    Entry.of(header, [*hashed, *blobs], seen, hashed.values(), text).keep(str(store.folder), keys)
+    gives = {name: [place_of[path] for path in of_node] for name, of_node in placed.items()}
+    text, keys = (planned.cached_plan or CachedPlan(entry)).text_with(records, gives)
+    Entry.of(header, paths, seen, digests, text).keep(str(store.folder), keys)
 
 
 def _put(planned: BuildGraph, files: Iterable[FileEntry]) -> Iterator[tuple[str, str]]:
@@ -225,25 +244,6 @@ def _blobs(records: Iterable[Record], store: Store) -> list[str]:
     files = {file.digest: file for record in records for file in record.files()}
     far = {file.digest for file in store.remote_only(files.values())}
     return [str(store.blobs.path(digest)) for digest in sorted(files.keys() - far)]
-
-
-def _seen_again(
-    current_plan: CurrentPlan, paths: Sequence[str], put: Mapping[str, str], looked: Mapping[str, Sequence[int]]
-) -> array[int]:
-    """Return the signatures of *paths*: of outputs from when they were confirmed, of others from the plan.
-
-    Paths in neither get their current signature. Sources never do: one that was edited after it was read would then
-    look unchanged.
-    """
-    place_of = {path: place for place, path in enumerate(current_plan.entry.paths)}
-    seen = array("q")
-    for path in paths:
-        place = None if path in put else place_of.get(path)
-        if place is not None:
-            seen.extend(current_plan.seen[place * PER_PATH : (place + 1) * PER_PATH])
-        else:
-            seen.extend(looked[path] if path in looked else look([path]))
-    return seen
 
 
 def _read_by(planned: BuildGraph) -> Iterator[tuple[str, str]]:

@@ -53,8 +53,8 @@ def load_plan(current_plan: CurrentPlan, store: Store, *, part: bool = False) ->
     entries = store.fingerprints.entries([(Path(entry.paths[place]), "") for place in data])
     plan = CachedPlan(entry, dict(zip(data, entries, strict=True)))
     if part and changed and entry.header.complete and plan.is_divisible and plan.knows(changed):
-        return replace(plan.behind(changed), current_plan=current_plan)
-    return replace(plan.whole(), current_plan=current_plan)
+        return replace(plan.behind(changed), current_plan=current_plan, cached_plan=plan)
+    return replace(plan.whole(), current_plan=current_plan, cached_plan=plan)
 
 
 def whole(planned: BuildGraph, store: Store) -> BuildGraph:
@@ -67,8 +67,8 @@ def whole(planned: BuildGraph, store: Store) -> BuildGraph:
 def plan_text(planned: BuildGraph, place_of: Mapping[str, int]) -> bytes:
     """Encode *planned* for an entry. *place_of*: the index of each path in it.
 
-    The first line is about the graph, the second has its settings. Then each node has a line, and after these one with
-    its outputs, which :meth:`CachedPlan.text_with` fills in.
+    The first line is about the graph, the second has its settings, the third the key of each node. Then each node has a
+    line, and after these one with its outputs. :meth:`CachedPlan.text_with` fills in keys and outputs.
     """
     nodes, sources = planned.graph.nodes, list(planned.graph.sources.values())
     node_places = {node.id: place for place, node in enumerate(nodes)}
@@ -92,12 +92,12 @@ def plan_text(planned: BuildGraph, place_of: Mapping[str, int]) -> bytes:
             for source in sources
         ],
         "ids": [node.id for node in nodes],
-        "keys": [None] * len(nodes),
         "reads": [[node_places[maker.id] for maker in planned.graph.needs(node)] for node in nodes],
         "uses": [[source_places[name] for name in node.inputs.values() if name in source_places] for node in nodes],
         "gives": [[]] * len(nodes),
     }
-    return "\n".join([_text(head), _text(planned.summary.settings), *lines, *["null"] * len(nodes)]).encode()
+    keys = " ".join([_NO_KEY] * len(nodes))
+    return "\n".join([_text(head), _text(planned.summary.settings), keys, *lines, *["null"] * len(nodes)]).encode()
 
 
 class CachedPlan:
@@ -106,8 +106,8 @@ class CachedPlan:
     def __init__(self, entry: Entry, fresh: Mapping[int, FileEntry] | None = None) -> None:
         self._entry = entry
         self._fresh = fresh or {}
-        head, self._settings, *lines = entry.plan.split(b"\n")
-        self._head: Any = json.loads(head)
+        self._first, self._settings, self._keys, *lines = entry.plan.split(b"\n")
+        self._head: Any = json.loads(self._first)
         nodes = len(lines) // 2
         self._lines, self._outputs = lines[:nodes], lines[nodes:]
 
@@ -142,13 +142,15 @@ class CachedPlan:
 
         *gives*: by node id, the indices of the files that it wrote to the user's folder.
         """
-        head, outputs = self._head, list(self._outputs)
+        head, keys, outputs = self._head, self._keys.decode().split(" "), list(self._outputs)
+        before = list(head["gives"])
         for place, node_id in enumerate(head["ids"]):
             if (record := records.get(node_id)) is not None:
-                outputs[place] = _outputs_line(record.outputs)
-                head["keys"][place], head["gives"][place] = record.cache_key, gives.get(node_id, ())
-        text = b"\n".join([_text(head).encode(), self._settings, *self._lines, *outputs])
-        return text, [key for key in head["keys"] if key is not None]
+                outputs[place], keys[place] = _outputs_line(record.outputs), record.cache_key
+                head["gives"][place] = [*gives.get(node_id, ())]
+        first = self._first if head["gives"] == before else _text(head).encode()
+        text = b"\n".join([first, self._settings, " ".join(keys).encode(), *self._lines, *outputs])
+        return text, [key for key in keys if key != _NO_KEY]
 
     def _reached(self, changed: set[int]) -> set[int]:
         head = self._head
@@ -307,6 +309,9 @@ def _summary(value: Any, settings: JsonObject) -> BuildSummary:
 def _text(value: JsonValue) -> str:
     return _ENCODER.encode(value)
 
+
+# The key of a node that has not run.
+_NO_KEY = "-"
 
 # Shared, because creating an encoder for each of thousands of lines takes as long as encoding the lines.
 _ENCODER = json.JSONEncoder(separators=(",", ":"))

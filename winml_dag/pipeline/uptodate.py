@@ -189,7 +189,7 @@ def places_of(folders: Mapping[str, str] | Sequence[str]) -> dict[str, str]:
 
 # --- An entry of the plan cache: the file ``standing/<name>.note``.
 
-FORMAT = 4
+FORMAT = 5
 _SUFFIX = ".note"
 _HEX = 16
 _PARTS = 4
