@@ -8,6 +8,7 @@ message suggests instead of an unknown word.
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -79,6 +80,16 @@ class Interrupted(WinmlDagError):
     """The user stopped the run (Ctrl-C). Child processes have ended, and no partial results remain."""
 
     exit_code = 130
+
+
+def warn(sentence: str) -> None:
+    """Log a warning. Without a configuration of logging, it goes to stderr."""
+    # Importing logging takes 8 ms, and fails when too many files are open.
+    logging = sys.modules.get("logging")
+    if logging is None:
+        print(sentence, file=sys.stderr)
+    else:
+        logging.getLogger("winml_dag").warning("%s", sentence)
 
 
 # The signals that end a build, limited to those that this system has.

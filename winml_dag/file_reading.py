@@ -138,18 +138,18 @@ def parse_json(text: str | bytes, *, allow_nan: bool = True) -> Any:
 
 def nests_deeper(value: Any, most: int) -> bool:
     """Whether lists and objects in the JSON *value* are nested deeper than *most*, checked level by level."""
-    level = [value]
+    level = [value] if isinstance(value, dict | list) else []
     for _ in range(most):
-        level = [inner for each in level for inner in _inside(each) if isinstance(inner, dict | list)]
+        # By type, not by isinstance: a manifest of 4000 stages has 400,000 values.
+        level = [
+            inner
+            for each in level
+            for inner in (each.values() if type(each) is dict else each)
+            if type(inner) is dict or type(inner) is list
+        ]
         if not level:
             return False
     return True
-
-
-def _inside(value: Any) -> Any:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
 
 
 def _refuse_special(path: Path | str, status: os.stat_result) -> None:

@@ -166,7 +166,8 @@ def command(**options: Any) -> int:
         memory_bytes=options["memory"],
     )
     with _with_cluster(build_options, options, how) as build_options:
-        if are_cells(recipes, selects=chooses):
+        # The cached plan is that of a single build.
+        if (chooses or current_plan is None) and are_cells(recipes, selects=chooses):
             from winml_dag.cli.sweep import build_sweep
             from winml_dag.pipeline.sweep.cells import Selection
 

@@ -20,7 +20,6 @@ import errno
 import hashlib
 import json
 import os
-import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -95,7 +94,7 @@ def change_folder(
         StoreError: with *folder* unchanged, when it cannot be written, a link is in the path of a file, the disk is
             full or a file is in use.
     """
-    token = secrets.token_hex(8)
+    token = os.urandom(8).hex()
     new = f"{_PREPARED}/{token}/new"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -7,20 +7,16 @@ because uploading what exists requires no permission.
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
-import secrets
-import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from email.utils import parsedate_to_datetime
+from dataclasses import replace
 from pathlib import Path
-from timeit import timeit
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
-from winml_dag.errors import UsageError
+from winml_dag.errors import UsageError, warn
+from winml_dag.frozen import frozen
 from winml_dag.pipeline.request import TOKEN_HOST_VARIABLE, RemoteOptions
 from winml_dag.store.cache_folder import MARKER, default_cache_dir, store_folder
 
@@ -29,8 +25,6 @@ if TYPE_CHECKING:
     from winml_dag.store.remote.settings import RemoteSettings, TierSettings
     from winml_dag.store.remote.tier import Remotes
     from winml_dag.store.store import Store
-
-_LOG = logging.getLogger("winml_dag")
 
 
 class Watcher(Protocol):
@@ -47,7 +41,7 @@ def open_store(
     cache_dir: Path | None,
     remote: RemoteOptions,
     *,
-    warn: Callable[[str], None] = _LOG.warning,
+    warn: Callable[[str], None] = warn,
     watcher: Watcher | None = None,
 ) -> Store:
     """The store in *cache_dir*, by default the user's, with the configured remotes. *warn* gets a sentence when a
@@ -157,7 +151,7 @@ _ADVICE = {
 }
 
 
-@dataclass(frozen=True)
+@frozen
 class Finding:
     """``what`` was checked, whether it ``is_well``, and advice if not."""
 
@@ -188,8 +182,12 @@ def check_tier(tier: TierSettings, settings: RemoteSettings, remote: Remote, scr
         return
     what = "reach"
     try:
+        # Imported here, and so below: these take as long to import as everything that opening a store needs.
+        from statistics import median
+        from timeit import timeit
+
         seconds = [timeit(lambda: remote.record(_NOTHING), number=1) for _ in range(_REQUESTS)]
-        yield Finding(what, True, f"answers in {statistics.median(seconds) * 1000:.1f} ms")
+        yield Finding(what, True, f"answers in {median(seconds) * 1000:.1f} ms")
         yield from _clock_apart(tier.url)
         what = "read"
         remote.has(f"sha256:{_NOTHING}")
@@ -224,7 +222,7 @@ def _keys(tier: TierSettings, settings: RemoteSettings) -> Finding:
 
 
 def _writing(remote: Remote, scratch: Path) -> Iterator[Finding]:
-    content = f"winml_dag probe {secrets.token_hex(8)}\n".encode()
+    content = f"winml_dag probe {os.urandom(8).hex()}\n".encode()
     digest = hashlib.sha256(content).hexdigest()
     blob, key = f"sha256:{digest}", hashlib.sha256(f"no record: {digest}".encode()).hexdigest()
     probe = scratch / "winml_dag.probe"
@@ -256,6 +254,8 @@ def _clock_apart(url: str) -> Iterator[Finding]:
     """The clock of a server that reports its time, as HTTP servers do."""
     if not url.startswith(("http://", "https://")):
         return
+    from email.utils import parsedate_to_datetime
+
     import urllib3
 
     from winml_dag.store.remote.protocol import ATTEMPT_SECONDS

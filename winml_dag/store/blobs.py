@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import shutil
 import stat
 import time
@@ -227,7 +226,7 @@ class Blobs:
         with suppress(OSError):
             self._quarantine.mkdir(parents=True, exist_ok=True)
             # Another process may have moved it first.
-            blob.rename(self._quarantine / f"blob-{blob.name[:16]}-{secrets.token_hex(4)}")
+            blob.rename(self._quarantine / f"blob-{blob.name[:16]}-{os.urandom(4).hex()}")
 
     def all(self) -> Iterator[Blob]:
         """Every file below the blobs folder, ordered by digest; files that are not blobs have an empty digest."""

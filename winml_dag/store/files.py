@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import secrets
 import shutil
 import stat
 from collections.abc import Iterator
@@ -31,7 +30,7 @@ PARTIAL = ".partial"
 
 # Names of partial files: random per process, then counted. A new random name each time took a system call and 5 us.
 # Forked processes share the random part, so names also contain the process id.
-_PARTIAL_PREFIX = secrets.token_hex(8)
+_PARTIAL_PREFIX = os.urandom(8).hex()
 _partial_numbers = itertools.count()
 
 

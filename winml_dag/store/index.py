@@ -14,9 +14,7 @@ does not support.
 
 from __future__ import annotations
 
-import logging
 import os
-import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,12 +26,11 @@ import diskcache
 from diskcache.core import MODE_RAW
 
 from winml_dag.canonical import JsonValue, canonical_json
-from winml_dag.errors import StoreError
+from winml_dag.errors import StoreError, warn
 from winml_dag.store.digest import checked, with_checksum
 from winml_dag.store.files import in_plain_words
 from winml_dag.store.locks import Locks
 
-_LOGGER = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 Namespace: TypeAlias = Literal["record", "fingerprint", "latest"]
@@ -122,7 +119,7 @@ class Index:
                 try:
                     found[key.partition(":")[2]] = checked(key, text)
                 except ValueError as error:
-                    _LOGGER.warning("A row of the index is damaged and counts as absent: %s", error)
+                    warn(f"A row of the index is damaged and counts as absent: {error}")
         return found
 
     def newest_tagged(self, namespace: Namespace, tag: str, most: int) -> list[str]:
@@ -214,10 +211,9 @@ class Index:
         self.close()
         if not self._has_warned:
             self._has_warned = True
-            _LOGGER.warning(
-                "The index of the cache in %s cannot be used: %s. Going on without it; where that lasts, remove it.",
-                self._folder,
-                hindrance,
+            warn(
+                f"The index of the cache in {self._folder} cannot be used: {hindrance}. Going on without it; "
+                "where that lasts, remove it."
             )
 
     def _open(self) -> tuple[diskcache.Cache, object]:
@@ -248,7 +244,7 @@ class Index:
             # Another process may have found the same damage and already started a new database.
             if self._identity() != seen:
                 return
-            target = self._quarantine / f"index-{secrets.token_hex(4)}"
+            target = self._quarantine / f"index-{os.urandom(4).hex()}"
             try:
                 self._quarantine.mkdir(parents=True, exist_ok=True)
                 # Move the folder in one step: a write-ahead log that outlives its database would be applied to the next
@@ -260,10 +256,9 @@ class Index:
                     f"The index of the cache in {self._folder} is damaged and cannot be moved away: {error.strerror}.",
                     advice="End the other programs that use the cache, then remove that folder.",
                 ) from error
-        _LOGGER.warning(
-            "The index of the cache was damaged (%s) and is now in %s. A fresh one was begun; results are kept.",
-            damage,
-            target,
+        warn(
+            f"The index of the cache was damaged ({damage}) and is now in {target}. A fresh one was begun; results are "
+            "kept."
         )
 
     def _hindrance(self, error: Exception) -> object:

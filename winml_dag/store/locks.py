@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import secrets
 import struct
 import sys
 import threading
@@ -280,7 +279,7 @@ class Scratch:
             StoreError: when it cannot be created.
         """
         # Short, because paths below it grow, and Windows limits them to 260 characters.
-        name = f"{int(time.time()):08x}{secrets.token_hex(3)}"
+        name = f"{int(time.time()):08x}{os.urandom(3).hex()}"
         root = self.folder / name
         self.sweep()
         # Lock before creating the folder: a sweep then never sees a live folder without its lock.

@@ -12,7 +12,6 @@ that somebody else wrote.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import threading
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from winml_dag.canonical import JsonObject, JsonValue, canonical_json, json_hash
-from winml_dag.errors import StoreError
+from winml_dag.errors import StoreError, warn
 from winml_dag.file_reading import read_bytes
 from winml_dag.frozen import frozen
 from winml_dag.store.artifact import Artifact, FileEntry
@@ -159,7 +158,6 @@ def _texts(value: JsonObject, name: str) -> dict[str, str]:
     return {key: _field(found, key, str) for key in found}
 
 
-_LOGGER = logging.getLogger(__name__)
 _SUFFIX = ".json"
 # At least eight characters, and no dot: such a name is not a path, and not a device name of Windows.
 _KEY = re.compile(r"[0-9a-z]{8,64}")
@@ -202,7 +200,7 @@ class Records:
         except FileNotFoundError:
             return None
         except (OSError, StoreError) as error:
-            _LOGGER.warning("The record of %s cannot be read and counts as absent: %s", key, error)
+            warn(f"The record of {key} cannot be read and counts as absent: {error}")
             return None
 
     def read_many(self, keys: Iterable[str]) -> dict[str, Record]:

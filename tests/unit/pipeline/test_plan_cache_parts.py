@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -171,3 +172,21 @@ def test_what_changes_at_the_end_of_a_long_build_is_not_vouched_for(
     build()
     assert Path("build/other.txt").read_text() == Path("other.txt").read_text()
     assert is_up_to_date()
+
+
+EDIT = """
+import sys
+from winml_dag.cli import run
+code = run(["build", "-c", "recipe.yaml"])
+heavy = {"networkx", "numpy", "onnx", "pydantic", "rich", "winml_dag.recipe.schema", "yaml"} & sys.modules.keys()
+print(code, sorted(heavy))
+"""
+
+
+def test_an_edit_imports_nothing_that_only_planning_needs() -> None:
+    found = ""
+    for text in ("one", "two"):  # the first one plans: this is another way of starting Python
+        Path("other.txt").write_text(text)
+        found = subprocess.run([sys.executable, "-c", EDIT], check=True, capture_output=True, text=True).stdout
+    assert "1 ran, 1 reused" in found
+    assert found.splitlines()[-1] == "0 []"
