@@ -9,14 +9,14 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from winml_dag.errors import UsageError
-from winml_dag.frozen import frozen
 
 
-@frozen
+@dataclass(frozen=True)
 class EntryPoint:
     """An entry point. ``target``: the object, as ``package.module:ATTRIBUTE``."""
 

@@ -8,7 +8,6 @@ message suggests instead of an unknown word.
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -83,13 +82,10 @@ class Interrupted(WinmlDagError):
 
 
 def warn(sentence: str) -> None:
-    """Log a warning. Without a configuration of logging, it goes to stderr."""
-    # Importing logging takes 8 ms, and fails when too many files are open.
-    logging = sys.modules.get("logging")
-    if logging is None:
-        print(sentence, file=sys.stderr)
-    else:
-        logging.getLogger("winml_dag").warning("%s", sentence)
+    """Log a warning of this package."""
+    import logging  # here, because it takes 8 ms and most builds warn of nothing
+
+    logging.getLogger("winml_dag").warning("%s", sentence)
 
 
 # The signals that end a build, limited to those that this system has.

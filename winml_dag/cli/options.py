@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,7 +13,6 @@ from winml_dag.canonical import JsonValue
 from winml_dag.cli import echo
 from winml_dag.cli.command import ADDRESS, FILE, RECIPE, TEXT, folder_option, pairs, with_options
 from winml_dag.cli.settings import COMPILE, VALIDATION, input_options, sections_from
-from winml_dag.frozen import frozen
 from winml_dag.pipeline.request import Overrides, RemoteOptions, Request
 
 if TYPE_CHECKING:
@@ -178,7 +177,7 @@ def are_cells(recipes: Sequence[Path], *, selects: bool) -> bool:
     return False
 
 
-@frozen
+@dataclass(frozen=True)
 class How:
     """How a command runs: its cache and remotes, what it prints, and what it replaces and runs again."""
 

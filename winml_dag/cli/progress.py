@@ -20,7 +20,6 @@ from winml_dag.cli import echo, plain
 from winml_dag.engine.events import Observer, ReadProgress, Reason, Silent, StageResult, Status
 from winml_dag.engine.exchange import Progress
 from winml_dag.engine.stage import Node
-from winml_dag.frozen import frozen
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -241,7 +240,7 @@ class LiveTable:
         return table
 
 
-@frozen
+@dataclass(frozen=True)
 class _Row:
     """A stage. ``since``: when it was started, while it runs. ``seconds``: the expected time, or the time it took."""
 

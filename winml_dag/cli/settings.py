@@ -7,6 +7,7 @@ with nothing to do.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,12 +17,11 @@ from winml_dag.canonical import JsonValue
 from winml_dag.cli.command import FILE, JSON, TEXT, FieldOption, pairs, with_options
 from winml_dag.errors import UsageError
 from winml_dag.file_reading import parse_json
-from winml_dag.frozen import frozen
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@frozen
+@dataclass(frozen=True)
 class Settings:
     """Options in the order of the help, and the parameter that sets each field of the section."""
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Literal, TypeAlias, Union
 
 from winml_dag.canonical import JsonObject, JsonValue, canonical_json
 from winml_dag.engine.stage import SourceFile
-from winml_dag.frozen import frozen
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.quantities import counted
 from winml_dag.store.records import KeyInputs, Record
@@ -48,7 +47,7 @@ UNSET = Unset.UNSET
 Value: TypeAlias = Union[JsonValue, Unset]
 
 
-@frozen
+@dataclass(frozen=True)
 class FileChange:
     """The change of one file of an input.
 
@@ -84,7 +83,7 @@ class FileChange:
         return {"how": self.how, "name": self.name, **other, "old": self.old, "new": self.new}
 
 
-@frozen
+@dataclass(frozen=True)
 class Change:
     """One key input that differs.
 
@@ -276,7 +275,7 @@ def _quoted(value: Value) -> str:
     return value.value if isinstance(value, Unset) else canonical_json(value)
 
 
-@frozen
+@dataclass(frozen=True)
 class Nearest:
     """A record and what differs from it."""
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 from winml_dag.canonical import canonical_json
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.resources import Admission, Capacity, ResourceRequest
 from winml_dag.engine.stage import Node
-from winml_dag.frozen import frozen
 from winml_dag.store.records import Record
 from winml_dag.store.store import Store
 
@@ -30,7 +29,7 @@ _SIMILAR = 2.0
 _MARGIN = 1.1
 
 
-@frozen
+@dataclass(frozen=True)
 class CriticalPath:
     """The longest chain of a graph from its first node to its last; ``seconds`` is the sum over its nodes."""
 
@@ -73,7 +72,7 @@ def seconds_left(graph: Graph, seconds: Mapping[str, float], slots: int) -> floa
     return max(sum(seconds.values()) / slots, max(chains(graph, seconds).values(), default=0.0))
 
 
-@frozen
+@dataclass(frozen=True)
 class Work:
     """A graph with the expected seconds of each node, by id.
 
@@ -166,7 +165,7 @@ class Eta:
         return seconds_left(self._work.graph, left, self.capacity.slots)
 
 
-@frozen
+@dataclass(frozen=True)
 class _Peak:
     """The peak memory of a run and the size of its inputs."""
 
@@ -178,7 +177,7 @@ class _Peak:
         return more <= _SIMILAR * less
 
 
-@frozen
+@dataclass(frozen=True)
 class _Usual:
     """What the newest records of a stage show."""
 

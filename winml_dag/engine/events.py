@@ -6,7 +6,7 @@ A reason is created with the decision; ``plan``, ``why``, the log and the manife
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -15,7 +15,6 @@ from winml_dag.canonical import JsonObject
 from winml_dag.engine.exchange import Progress
 from winml_dag.engine.stage import Node, Source
 from winml_dag.errors import MeasuredError, StageError
-from winml_dag.frozen import frozen
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.records import KeyInputs, Record
 
@@ -35,7 +34,7 @@ class Status(StrEnum):
     FAILED = "failed"
 
 
-@frozen
+@dataclass(frozen=True)
 class StageResult:
     """One stage of a run or of a plan.
 
@@ -120,7 +119,7 @@ class PassingOn:
         self._observer.finished(result)
 
 
-@frozen
+@dataclass(frozen=True)
 class Reason:
     """Why a stage runs or not. ``kind``, ``changes`` and ``names`` are for programs, ``text`` is for people.
 
@@ -178,7 +177,7 @@ def _made(record: Record) -> str:
     return f"{when} by {', '.join(who)}"
 
 
-@frozen
+@dataclass(frozen=True)
 class Inputs:
     """What a stage would read: the artifact of each slot, and the source of each slot that no stage makes."""
 

@@ -11,12 +11,12 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from winml_dag.canonical import JsonObject
 from winml_dag.file_reading import read_json
-from winml_dag.frozen import frozen
 
 TASK_FILE = "task.json"
 RESULT_FILE = "result.json"
@@ -30,7 +30,7 @@ _SECONDS_BETWEEN_WRITES = 0.2
 _ATTEMPTS = 100
 
 
-@frozen
+@dataclass(frozen=True)
 class Task:
     """The task of a worker. Paths are relative to its current folder. Without a class the config stays plain JSON."""
 
@@ -50,7 +50,7 @@ class Task:
         return cls(**json.loads((folder / TASK_FILE).read_text(encoding="utf-8")))
 
 
-@frozen
+@dataclass(frozen=True)
 class Result:
     """The result of a worker.
 
@@ -81,7 +81,7 @@ class Result:
         return cls({}, "It ended, but its result cannot be read.", "The log may show what wrote to its folder.")
 
 
-@frozen
+@dataclass(frozen=True)
 class Progress:
     """*done* of *total* (None if unknown), counted in *unit* ("samples").
 

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import graphlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import canonical_json
 from winml_dag.engine.stage import Node, Source
 from winml_dag.errors import UsageError
-from winml_dag.frozen import frozen
 from winml_dag.store.artifact import Artifact
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ class Cycle(UsageError):
         self.path = path
 
 
-@frozen
+@dataclass(frozen=True)
 class Graph:
     """A checked graph; ``nodes`` are in topological order. Create one with :meth:`of`.
 
@@ -188,7 +187,7 @@ def _order(needs: tuple[tuple[str, tuple[str, ...]], ...]) -> tuple[str, ...]:
         raise Cycle(tuple(error.args[1])) from None
 
 
-@frozen
+@dataclass(frozen=True)
 class Part:
     """A complete graph with the content of its sources. ``label``: the prefix of its node ids after merging."""
 
@@ -197,7 +196,7 @@ class Part:
     sources: Mapping[str, Artifact]
 
 
-@frozen
+@dataclass(frozen=True)
 class Merged:
     """``graph`` does the work of all *parts*.
 

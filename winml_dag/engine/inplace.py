@@ -15,13 +15,12 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from winml_dag.engine.stage import Node, SourceFile
 from winml_dag.errors import InputError, StoreError, UsageError
 from winml_dag.file_reading import CHANGED, Signature, before_reading, is_racy, signature_of
-from winml_dag.frozen import frozen
 from winml_dag.names import KEPT, parents
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.blobs import BlobDamaged
@@ -241,7 +240,7 @@ def _sweep(below: Below) -> None:
                 below.remove(f"{KEPT}/{entry.name}")
 
 
-@frozen
+@dataclass(frozen=True)
 class Listing:
     """``files``: ordered by name. ``folders``: all folders visited. ``dangling``: links whose target does not exist."""
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import struct
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from winml_dag.frozen import frozen
 
-
-@frozen
+@dataclass(frozen=True)
 class Resident:
     """Current and peak resident memory of this process in bytes, mapped files included.
 

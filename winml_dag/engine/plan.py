@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import takewhile
 
@@ -13,7 +13,6 @@ from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import cache_key, key_inputs_of
 from winml_dag.engine.stage import Node
 from winml_dag.errors import StageError
-from winml_dag.frozen import frozen
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.records import KeyInputs, Record
 from winml_dag.store.store import Store
@@ -22,7 +21,7 @@ from winml_dag.store.store import Store
 _AT_ONCE = 500
 
 
-@frozen
+@dataclass(frozen=True)
 class Reuse:
     """The outputs are those of *record*; nothing needs to run."""
 
@@ -30,7 +29,7 @@ class Reuse:
     reason: Reason
 
 
-@frozen
+@dataclass(frozen=True)
 class Run:
     """The stage must run. ``basis``: the record of its last run, under this name or this key."""
 

@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from winml_dag.engine.events import Observer, Reason, Silent, StageResult
@@ -18,7 +18,6 @@ from winml_dag.engine.exchange import Watch
 from winml_dag.engine.plan import Reuse, Run
 from winml_dag.engine.run import Damaged, LocalRuns, Runner
 from winml_dag.engine.stage import Node
-from winml_dag.frozen import frozen
 from winml_dag.store.artifact import Artifact, FileEntry, output_files
 from winml_dag.store.digest import digest_file, split_digest
 from winml_dag.store.files import in_words, is_executable
@@ -27,7 +26,7 @@ from winml_dag.store.records import Record
 from winml_dag.store.store import Store
 
 
-@frozen
+@dataclass(frozen=True)
 class Recorded:
     """A node with its record and its inputs by slot."""
 
@@ -36,7 +35,7 @@ class Recorded:
     inputs: Mapping[str, Artifact]
 
 
-@frozen
+@dataclass(frozen=True)
 class Rerun:
     """The outcome of run *number*, counted from 1. A result's record has the outputs of this run."""
 
@@ -98,7 +97,7 @@ class Witness(Store):
                 self._kept[what] = folder.rename(self._folder / str(len(self._kept)))
 
 
-@frozen
+@dataclass(frozen=True)
 class _Again(Run):
     """Run *recorded* for the time *number*."""
 

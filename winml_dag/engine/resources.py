@@ -19,8 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
-from winml_dag.frozen import frozen
-
 if TYPE_CHECKING:
     from winml_dag.engine.stage import Node
 
@@ -41,7 +39,7 @@ _KEPT_SHARE = 10
 _KEPT_LEAST, _KEPT_MOST = _GIB, 4 * _GIB
 
 
-@frozen
+@dataclass(frozen=True)
 class ResourceRequest:
     """What one run takes.
 
@@ -59,7 +57,7 @@ def rounded(memory_bytes: int, all_bytes: int) -> int:
     return -(-memory_bytes // grain) * grain
 
 
-@frozen
+@dataclass(frozen=True)
 class Capacity:
     """Available slots, of which each run takes one, and bytes of memory."""
 

@@ -34,7 +34,6 @@ from winml_dag.engine.inputs import Preparer
 from winml_dag.engine.plan import Reuse, Run
 from winml_dag.engine.stage import FileAccess, Node
 from winml_dag.errors import Interrupted, WinmlDagError
-from winml_dag.frozen import frozen
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.blobs import BlobDamaged
 from winml_dag.store.digest import Fingerprints
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     from winml_dag.engine.inplace import InPlace
 
 
-@frozen
+@dataclass(frozen=True)
 class Damaged:
     """An input could not be fetched: its maker has to run again first."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from time import monotonic
 
 from winml_dag.engine import events
@@ -23,7 +23,6 @@ from winml_dag.engine.plan import BuildState, Reuse, Run, decide, refusal, remem
 from winml_dag.engine.resources import Admission, Allocation, Capacity, ReadyQueue
 from winml_dag.engine.run import Damaged, RunOutcome, Runs
 from winml_dag.engine.stage import Node, Stage
-from winml_dag.frozen import frozen
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.blobs import BlobDamaged
 from winml_dag.store.records import Record
@@ -35,7 +34,7 @@ _MOST_REMAKES = 3
 _SECONDS_BETWEEN_WRITES = 0.5
 
 
-@frozen
+@dataclass(frozen=True)
 class RunOptions:
     """How to run a graph; ``scope`` distinguishes builds in what is remembered of them.
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, field, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, TypeVar
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.exchange import OnProgress, no_progress
 from winml_dag.errors import StageError, UsageError
-from winml_dag.frozen import frozen
 from winml_dag.store.artifact import Artifact, FileEntry
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 DEFAULT_TIMEOUT_SECONDS = 3600.0
 
 
-@frozen
+@dataclass(frozen=True)
 class InputSlot:
     """An input that a stage declares.
 
@@ -43,7 +42,7 @@ class InputSlot:
     refusals: Mapping[str, str] = field(default_factory=dict)
 
 
-@frozen
+@dataclass(frozen=True)
 class Memory:
     """The declared peak memory of a run: a fixed number of bytes, plus a number per byte of input.
 
@@ -57,7 +56,7 @@ class Memory:
         return round(self.base_bytes + self.per_input_byte * input_bytes)
 
 
-@frozen
+@dataclass(frozen=True)
 class Stage:
     """The declaration of a unit of work.
 
@@ -105,7 +104,7 @@ class FileAccess(StrEnum):
     TRACE = "trace"
 
 
-@frozen
+@dataclass(frozen=True)
 class Skip:
     """Instead of a config: why a build skips the stage. ``listed``: whether reports show it as skipped."""
 
@@ -113,7 +112,7 @@ class Skip:
     listed: bool = True
 
 
-@frozen
+@dataclass(frozen=True)
 class Command:
     """A program that does the work of a node, instead of a Python function.
 
@@ -125,7 +124,7 @@ class Command:
     environment: Mapping[str, str]
 
 
-@frozen
+@dataclass(frozen=True)
 class Node:
     """One use of a stage in a graph.
 
@@ -208,7 +207,7 @@ class Node:
             )
 
 
-@frozen
+@dataclass(frozen=True)
 class SourceFile:
     """A user's file: the name under which stages see it, and its path."""
 
@@ -216,7 +215,7 @@ class SourceFile:
     path: Path
 
 
-@frozen
+@dataclass(frozen=True)
 class Source:
     """An input that no stage makes, by content: its name in the graph, its kind, its files.
 
@@ -231,7 +230,7 @@ class Source:
     stored: Artifact | None = None
 
 
-@frozen
+@dataclass(frozen=True)
 class Workspace:
     """The folders of a stage, all relative to its current folder, so that no absolute path can affect the bytes.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -17,7 +18,6 @@ from winml_dag.engine.inplace import InPlace, list_folder
 from winml_dag.engine.inputs import changed
 from winml_dag.engine.stage import Source
 from winml_dag.file_reading import Signature, signature_from, signature_of
-from winml_dag.frozen import frozen
 from winml_dag.store.artifact import FileEntry
 
 # Linux follows at most this many links in one path.
@@ -29,7 +29,7 @@ _Step: TypeAlias = tuple[str, str | None, Signature]
 _Way: TypeAlias = list[_Step]
 
 
-@frozen
+@dataclass(frozen=True)
 class WatchedFile:
     """A file with the bytes of ``file``, and the *way* to it from its prefix ``start``."""
 
@@ -54,7 +54,7 @@ class WatchedFile:
             raise changed(self.path)
 
 
-@frozen
+@dataclass(frozen=True)
 class WatchedFolder:
     """An input folder, or one inside it, in which no file may be added or removed."""
 

@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +21,6 @@ from winml_dag.ep.provider import ExecutionProvider, Package, Target, nearest
 from winml_dag.ep.registry import AUTO, CPU, DEVICES, drivers, execution_providers, find_ep
 from winml_dag.errors import UsageError
 from winml_dag.file_reading import before_reading
-from winml_dag.frozen import frozen
 
 if TYPE_CHECKING:
     from winml_dag.ep.environments import Environment
@@ -68,7 +67,7 @@ def resolve_target(ep: str | None, device: str | None) -> Target:
     return Target(candidates[0], device, is_open=True) if found is None else Target(found, device)
 
 
-@frozen
+@dataclass(frozen=True)
 class RunTarget:
     """The target on which a stage runs a model.
 
@@ -213,7 +212,7 @@ def package_folder(module: str, path: Iterable[Path]) -> Path | None:
     return next((found for found in there if (found / "__init__.py").is_file()), None)
 
 
-@frozen
+@dataclass(frozen=True)
 class Libraries:
     """``files``: every shared library of a provider, sorted by path relative to the first of ``folders``.
 
@@ -315,7 +314,7 @@ def what_is_missing(target: Target) -> str:
     return f"{target.ep.name} is not installed here."
 
 
-@frozen
+@dataclass(frozen=True)
 class RemoteEnvironment:
     """An environment of a remote machine.
 

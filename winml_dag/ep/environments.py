@@ -11,13 +11,13 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from winml_dag.configuration import CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE, TABLES, config_file, expanded
 from winml_dag.errors import UsageError
 from winml_dag.file_reading import before_reading, read_text
-from winml_dag.frozen import frozen
 
 # The oldest Python that this package supports: workers import it there.
 OLDEST_PYTHON = (3, 11)
@@ -27,7 +27,7 @@ _PYTHONS = ("Scripts/python.exe", "python.exe") if sys.platform == "win32" else 
 _NUMBERS = re.compile(r"(\d+)\.(\d+)")
 
 
-@frozen
+@dataclass(frozen=True)
 class Named:
     """An environment as configured: ``ep`` as written in ``source``, and ``where``, the location for messages."""
 
@@ -37,7 +37,7 @@ class Named:
     where: str
 
 
-@frozen
+@dataclass(frozen=True)
 class Environment:
     """A Python environment other than the current one.
 

@@ -17,13 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from winml_dag.errors import UsageError
-from winml_dag.frozen import frozen
 
 # The libraries that ldconfig found in system folders, including those of SDKs and drivers.
 _LOADER_CACHE = Path("/etc/ld.so.cache")
 
 
-@frozen
+@dataclass(frozen=True)
 class SystemLibrary:
     """A library that no Python package contains: the prefix of its file name on Linux and on Windows."""
 
@@ -54,7 +53,7 @@ def _is_in(folders: list[Path], pattern: str) -> bool:
 NVIDIA_DRIVER = SystemLibrary("libcuda.so", "nvcuda")
 
 
-@frozen
+@dataclass(frozen=True)
 class Package:
     """One way to install an execution provider.
 
@@ -81,7 +80,7 @@ WINDOWS_ML = Package("windowsml", plugin="windowsml", catalog=True)
 WHOLE_NUMBER = "[0-9]+"
 
 
-@frozen
+@dataclass(frozen=True)
 class Option:
     """The properties of one provider option.
 
@@ -107,7 +106,7 @@ SIGNED = {8: "int8", 16: "int16"}
 UNSIGNED_ACTIVATIONS = {8: "uint8", 16: "uint16"}
 
 
-@frozen
+@dataclass(frozen=True)
 class Integers:
     """The form of quantized models for one execution provider.
 
@@ -226,7 +225,7 @@ class ExecutionProvider:
         return {}
 
 
-@frozen
+@dataclass(frozen=True)
 class Target:
     """Where a model is to run. ``is_open``: no provider was named, and none that drives the device is installed."""
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from winml_dag.canonical import JsonObject, JsonValue, canonical_json
 from winml_dag.errors import InputError
-from winml_dag.frozen import frozen
 from winml_dag.onnxmodel.dataflow import Bounds, index_bounds
 from winml_dag.onnxmodel.inspect import NO_TENSOR, UNKNOWN_DIMENSION, UNKNOWN_RANK, TensorSpec, inspect_model
 
@@ -37,7 +36,7 @@ _DEFAULT_INTEGERS = (0.0, 10.0)
 _ORT_TYPES = {"float": "float32", "double": "float64"}
 
 
-@frozen
+@dataclass(frozen=True)
 class InputSpec(TensorSpec):
     """An input and its range of valid values: from the first up to the second, exclusive."""
 

@@ -7,10 +7,9 @@ channels, masks. This module must not import onnx or numpy, because planning rea
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
-
-from winml_dag.frozen import frozen
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
@@ -60,7 +59,7 @@ _TYPES: dict[int, tuple[str, int, str]] = {
 }
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Tensor:
     """A constant of the graph.
 
@@ -79,7 +78,7 @@ class Tensor:
     plain: bytes = b""
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Attribute:
     """What is used of an attribute.
 
@@ -100,7 +99,7 @@ class Attribute:
     texts: tuple[bytes, ...] = ()
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Node:
     """A node of a graph; ``domain`` is empty for the ONNX standard, ``tag`` if the module is unknown."""
 
@@ -113,7 +112,7 @@ class Node:
     tag: str = ""
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Value:
     """A value and its type. ``data_type`` is 0 for a non-tensor; ``dims`` is None if the rank is unknown."""
 
@@ -122,7 +121,7 @@ class Value:
     dims: tuple[int | str | None, ...] | None
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Graph:
     """A graph or subgraph. A sparse initializer counts as two tensors, its values and its indices.
 
@@ -137,7 +136,7 @@ class Graph:
     values: tuple[Value, ...] = ()
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Function:
     """A function of the model: an operator composed of others."""
 
@@ -146,7 +145,7 @@ class Function:
     nodes: tuple[Node, ...]
 
 
-@frozen
+@dataclass(frozen=True, slots=True)
 class Model:
     """An ONNX file without its tensor data; ``domain``, ``version`` and ``description`` are set by its producer."""
 

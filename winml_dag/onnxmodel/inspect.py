@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from winml_dag.errors import InputError
-from winml_dag.frozen import frozen
 from winml_dag.names import is_safe_part
 from winml_dag.onnxmodel.graph import (
     Model,
@@ -52,7 +52,7 @@ _QUANTIZED_OPS = frozenset(
 _QUANTIZED_PREFIXES = ("QLinear", "DynamicQuantize")
 
 
-@frozen
+@dataclass(frozen=True)
 class TensorSpec:
     """An input or output of a model.
 
@@ -65,7 +65,7 @@ class TensorSpec:
     shape: tuple[int | str, ...]
 
 
-@frozen
+@dataclass(frozen=True)
 class EpContext:
     """An EPContext node.
 
@@ -85,7 +85,7 @@ class EpContext:
     sdk_version: str = ""
 
 
-@frozen
+@dataclass(frozen=True)
 class ModelSummary:
     """The result of :func:`inspect_model`.
 

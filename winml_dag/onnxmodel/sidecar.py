@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from winml_dag.errors import InputError
-from winml_dag.frozen import frozen
 from winml_dag.onnxmodel.graphfile import BYTES, File, MalformedError, fields, read_attribute
 from winml_dag.onnxmodel.inspect import sidecar_name
 
@@ -90,7 +90,7 @@ def write_renamed(source: Path, destination: Path, names: Mapping[str, str]) -> 
         raise InputError(f"{source} is not an ONNX model, or is cut short or damaged.") from error
 
 
-@frozen
+@dataclass(frozen=True)
 class _Renaming:
     file: File
     model: Path

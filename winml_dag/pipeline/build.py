@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,6 @@ from winml_dag.engine.graph import Graph, Merged, Part, merge
 from winml_dag.engine.plan import plan_graph, prefetch, remembered_name
 from winml_dag.errors import WinmlDagError
 from winml_dag.file_reading import LatestReads, reads_logged
-from winml_dag.frozen import frozen
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.buildresult import BuildResult, StageView, record_stats, result_of
 from winml_dag.pipeline.commit import is_changing
@@ -160,7 +159,7 @@ def _kept(result: StageResult, store: Store) -> Path | None:
     return None
 
 
-@frozen
+@dataclass(frozen=True)
 class Outcome:
     """The outcome of one build among others.
 
@@ -195,7 +194,7 @@ class Outcome:
         )
 
 
-@frozen
+@dataclass(frozen=True)
 class StageCounts:
     """How many stages several builds have: summed over separate builds, and by stage name in the merged graph."""
 
@@ -268,7 +267,7 @@ def _outcome(label: str, became: Ended[BuildResult]) -> Outcome:
     return Outcome(label, became)
 
 
-@frozen
+@dataclass(frozen=True)
 class DryRun:
     """The result of a dry run.
 

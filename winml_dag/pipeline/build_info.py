@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +26,6 @@ from winml_dag.engine.events import StageResult
 from winml_dag.engine.keys import distributions_in, normalised
 from winml_dag.engine.stage import Source
 from winml_dag.file_reading import read_bytes
-from winml_dag.frozen import frozen
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.manifest import folder_in
 
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from winml_dag.recipe.load import LoadedRecipe
 
 
-@frozen
+@dataclass(frozen=True)
 class CiRun:
     """A run of a CI system, according to its environment variables.
 

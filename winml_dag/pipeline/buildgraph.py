@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.stage import Node, Skip, Source, Stage
-from winml_dag.frozen import frozen
 from winml_dag.store.artifact import Artifact, FileEntry
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ def prefixed(name: str, component: str) -> str:
     return f"{component}_{name}" if component else name
 
 
-@frozen
+@dataclass(frozen=True)
 class BuildSummary:
     """What reports and manifests say about a build.
 
@@ -154,7 +153,7 @@ class BuildSummary:
         return f"Up to date: {self.headline}"
 
 
-@frozen
+@dataclass(frozen=True)
 class Step:
     """One step in the line of a build: the id of a graph node, or the reason why it is skipped."""
 
@@ -163,7 +162,7 @@ class Step:
     skipped: str | None = None
 
 
-@frozen
+@dataclass(frozen=True)
 class BuildGraph:
     """A build ready to run, or the part of one that an edit can affect.
 
@@ -213,7 +212,7 @@ class BuildGraph:
         return next((node.folder for node in self.graph.nodes if node.folder is not None), None)
 
 
-@frozen
+@dataclass(frozen=True)
 class SavePath:
     """A path that the user chose: ``path``, with ``/``, in ``folder``, which is absolute and without links."""
 
@@ -221,7 +220,7 @@ class SavePath:
     path: str
 
 
-@frozen
+@dataclass(frozen=True)
 class Build:
     """One resolved variant: its summary, its inputs, and the config of each stage.
 
@@ -262,7 +261,7 @@ class Build:
         return replace(self, configs={**self.configs, **configs})
 
 
-@frozen
+@dataclass(frozen=True)
 class CompositeBuild:
     """A model of several components, which are exported together.
 
@@ -279,7 +278,7 @@ class CompositeBuild:
         return tuple(dict.fromkeys(lack for build in self.parts.values() for lack in build.lacks))
 
 
-@frozen
+@dataclass(frozen=True)
 class OnlyDeclared:
     """A build without a model: only stages that the recipe declares."""
 
@@ -296,7 +295,7 @@ def chosen(config: T | Skip) -> T | None:
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
 
 
-@frozen
+@dataclass(frozen=True)
 class Declared:
     """The ``stages`` of a recipe. *folder* is the recipe's own, absolute: the base of their paths."""
 
@@ -306,7 +305,7 @@ class Declared:
     positions: Callable[[], Positions]
 
 
-@frozen
+@dataclass(frozen=True)
 class BuiltIn:
     """A built-in stage in this build: the id of its node, or why it is skipped."""
 
@@ -315,7 +314,7 @@ class BuiltIn:
     skipped: str | None = None
 
 
-@frozen
+@dataclass(frozen=True)
 class UserPlan:
     """The part of a build that a recipe declares.
 
@@ -334,7 +333,7 @@ class UserPlan:
     programs: tuple[Path, ...] = ()
 
 
-@frozen
+@dataclass(frozen=True)
 class Tools:
     """What a stage's output depends on other than inputs: values for its key, and files whose digests belong there."""
 

@@ -6,14 +6,13 @@ Also here: recording a finished build in the cache's statistics, and then trimmi
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.errors import UsageError, WinmlDagError
-from winml_dag.frozen import frozen
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
 from winml_dag.pipeline.commit import PublishedChange
 from winml_dag.pipeline.search import folded
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from winml_dag.stages.quality import Quality
 
 
-@frozen
+@dataclass(frozen=True)
 class BuildResult:
     """The result of a build.
 
@@ -89,7 +88,7 @@ class BuildResult:
         return any(view.status is Status.FAILED for view in self.stages)
 
 
-@frozen
+@dataclass(frozen=True)
 class StageView:
     """One step in the line of a build as reports show it; ``result`` is None for a skipped stage."""
 
@@ -150,7 +149,7 @@ def views_named(result: BuildResult, name: str) -> list[StageView]:
     return found
 
 
-@frozen
+@dataclass(frozen=True)
 class CommandResult:
     """The result of a command.
 

@@ -23,12 +23,12 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.errors import StoreError
 from winml_dag.file_reading import read_json, signature_from, was_read
-from winml_dag.frozen import frozen
 from winml_dag.store.files import Below, write_whole
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _PREPARED = ".winml-dag-new"
 _OF_CONTENT = ("st_dev", "st_ino", "st_size", "st_mtime_ns")
 
 
-@frozen
+@dataclass(frozen=True)
 class PublishedChange:
     """What changed: names written for the first time, restored after an edit or deletion, and removed.
 

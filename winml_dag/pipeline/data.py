@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,6 @@ from winml_dag.engine.keys import distribution_version
 from winml_dag.engine.stage import Skip, Source, SourceFile
 from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.file_reading import before_reading, before_reading_folders, read_json
-from winml_dag.frozen import frozen
 from winml_dag.names import KEPT, is_safe_part
 from winml_dag.pipeline.model import Model, ModelFolder, find_processor_folder
 from winml_dag.recipe.fields import resolve_path
@@ -55,7 +54,7 @@ _OF_DATA = {
 }
 
 
-@frozen
+@dataclass(frozen=True)
 class Data:
     """The data of a build; all None for random data.
 

@@ -6,7 +6,7 @@ Everything is decided from a :class:`ResolveContext`: a recipe with the options 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
@@ -21,7 +21,6 @@ from winml_dag.ep.registry import CPU, QNN, Target
 from winml_dag.ep.support import rule_folder, table_paths
 from winml_dag.errors import InputError, RecipeError, UsageError, known_instead
 from winml_dag.file_reading import before_reading
-from winml_dag.frozen import frozen
 from winml_dag.pipeline.buildgraph import chosen
 from winml_dag.pipeline.data import Data, data_of, find_calibration, find_validation_data, not_validated
 from winml_dag.pipeline.model import Model, OnnxFile, task_for
@@ -50,7 +49,7 @@ MOST_ROUNDS = 20
 _CHIP = {"soc_model", "htp_arch"}
 
 
-@frozen
+@dataclass(frozen=True)
 class ResolveContext:
     """What a build is resolved from.
 

@@ -13,7 +13,7 @@ import platform
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,6 @@ from winml_dag.ep.availability import environment_of, package_of
 from winml_dag.ep.environments import Environment
 from winml_dag.ep.registry import CPU, ExecutionProvider, execution_providers, runtime_builds
 from winml_dag.errors import UsageError
-from winml_dag.frozen import frozen
 from winml_dag.stages.devices import DEVICES
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ _AT_ONCE = 4
 _LONGEST_WORDS = 200
 
 
-@frozen
+@dataclass(frozen=True)
 class Host:
     """A machine.
 
@@ -151,7 +150,7 @@ def _windows_devices(path: str) -> Iterator[str]:
                 yield f"{name} {winreg.QueryValueEx(device, 'DriverVersion')[0]}"
 
 
-@frozen
+@dataclass(frozen=True)
 class Device:
     """A device as onnxruntime reports it. ``type`` is cpu, gpu or npu; ids are those of the bus, 0 without one."""
 
@@ -162,7 +161,7 @@ class Device:
     metadata: tuple[tuple[str, str], ...] = ()
 
 
-@frozen
+@dataclass(frozen=True)
 class ProviderFound:
     """What was found for one execution provider.
 
@@ -201,7 +200,7 @@ class ProviderFound:
         return "npu" in self.ep.emulates and bool(types) and "npu" not in types
 
 
-@frozen
+@dataclass(frozen=True)
 class DetectedDevices:
     """All providers, and what is wrong with the configuration of their environments; empty if nothing is."""
 

@@ -12,13 +12,12 @@ import os
 import re
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject, canonical_json
 from winml_dag.errors import RecipeError, StoreError, UsageError
-from winml_dag.frozen import frozen
 from winml_dag.names import KEPT
 from winml_dag.pipeline.buildgraph import BuildGraph, prefixed
 from winml_dag.pipeline.request import Overrides
@@ -127,7 +126,7 @@ def reserved(settings: JsonObject, components: Collection[str] = ()) -> tuple[st
     return (*names, MANIFEST, BUILD_CONFIG)
 
 
-@frozen
+@dataclass(frozen=True)
 class Published:
     """``files``: all files of the output folder; ``rewritten``: the content of those that are not stored results."""
 
@@ -178,7 +177,7 @@ def outdated_reports(planned: BuildGraph) -> Iterator[str]:
     yield from _reports(planned, wanted=False)
 
 
-@frozen
+@dataclass(frozen=True)
 class _Named:
     """Files of one output, and the name of each in the folder."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,6 @@ from winml_dag.ep.availability import (
     package_of,
 )
 from winml_dag.ep.registry import CPU, Target, find_ep, is_emulated, runtime_builds
-from winml_dag.frozen import frozen
 from winml_dag.pipeline.buildgraph import Build
 from winml_dag.pipeline.data import packages_of
 from winml_dag.pipeline.model import Known
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 _KEEP_KIND = ("normalize", "finalize")
 
 
-@frozen
+@dataclass(frozen=True)
 class EpPlace:
     """The environment for the work of a stage; by default the current one, for work on the CPU.
 
@@ -94,7 +93,7 @@ class EpPlace:
 HERE = EpPlace()
 
 
-@frozen
+@dataclass(frozen=True)
 class Start:
     """A model that a node of another line outputs: its name in the graph, and its artifact type."""
 

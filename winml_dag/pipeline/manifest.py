@@ -13,6 +13,7 @@ import datetime
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,6 @@ from winml_dag.engine.keys import config_hash
 from winml_dag.engine.stage import Node
 from winml_dag.errors import StoreError
 from winml_dag.file_reading import MOST_BYTES_OF_MANY, read_json
-from winml_dag.frozen import frozen
 from winml_dag.pipeline.buildgraph import MODEL, BuildGraph, prefixed
 from winml_dag.pipeline.layout import MANIFEST, component_of, is_builtin, is_carried_on, published_outputs
 from winml_dag.pipeline.search import Searched, folded, searches
@@ -64,7 +64,7 @@ _PROMOTED = (
 )
 
 
-@frozen
+@dataclass(frozen=True)
 class Manifest:
     """A manifest as read from a folder: the files that it lists, and its whole content as JSON.
 

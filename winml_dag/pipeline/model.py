@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,6 @@ from winml_dag.ep.availability import resolve_target
 from winml_dag.ep.registry import AUTO, CPU, Target, find_ep
 from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.file_reading import before_reading, read_json
-from winml_dag.frozen import frozen
 from winml_dag.pipeline.layout import EXPORTED
 from winml_dag.recipe.fields import is_path_like, resolve_path
 from winml_dag.stages import artifact_types
@@ -59,7 +58,7 @@ _WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 _RESULTS = {file for stage in LINE.values() for file in stage.published.values() if stage.name != "finalize"}
 
 
-@frozen
+@dataclass(frozen=True)
 class ModelFolder:
     """A PyTorch model as saved by transformers: a local folder, or a snapshot in the hub cache."""
 
@@ -134,7 +133,7 @@ class ModelFolder:
         return shards
 
 
-@frozen
+@dataclass(frozen=True)
 class OnnxFile:
     """A model that is already ONNX."""
 
@@ -211,7 +210,7 @@ class OnnxFile:
         return Source(str(self.path), self.kind, tuple(files))
 
 
-@frozen
+@dataclass(frozen=True)
 class Known:
     """What was read for one build, and applies to all others that are planned with it.
 
@@ -280,7 +279,7 @@ OF_ONNX = ("batch_size", "shape_config", "input_tensors")
 _BARE = "feature-extraction"
 
 
-@frozen
+@dataclass(frozen=True)
 class Model:
     """The model that a build starts from: a folder, an ONNX file, or (if neither) random weights."""
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from winml_dag.ep.registry import Target
 from winml_dag.errors import UsageError, known_instead
-from winml_dag.frozen import frozen
 from winml_dag.onnxmodel.inspect import NO_TENSOR, UNKNOWN_DIMENSION, UNKNOWN_RANK, TensorSpec
 from winml_dag.pipeline.model import OnnxFile
 from winml_dag.recipe.schema import Export, InputTensor, Recipe
@@ -33,7 +32,7 @@ _PICTURE, _ANYTHING = 224, 128
 _Place = tuple[str, int]
 
 
-@frozen
+@dataclass(frozen=True)
 class RequestedShapes:
     """The sizes in a recipe and options: of the first dimension, of dimensions by name, and of whole inputs.
 
@@ -50,7 +49,7 @@ class RequestedShapes:
         return self.batch_size is None and not self.sizes and not self.tensors
 
 
-@frozen
+@dataclass(frozen=True)
 class ResolvedShapes:
     """``shapes``: those that change, by input; ``notice``: a size that was chosen without a request, if any."""
 
@@ -275,7 +274,7 @@ def _listed(shape: Sequence[int | str]) -> str:
     return f"[{', '.join(map(str, shape))}]"
 
 
-@frozen
+@dataclass(frozen=True)
 class Normalization:
     """``config`` None: there is nothing to do. ``notices``: decisions that were not requested."""
 

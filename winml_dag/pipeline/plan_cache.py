@@ -14,7 +14,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +33,6 @@ from winml_dag.file_reading import (
     racy,
     reads_logged,
 )
-from winml_dag.frozen import frozen
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.layout import MANIFEST
 from winml_dag.pipeline.plan_text import CachedPlan, load_plan, placed_text, plan_text, text_of
@@ -306,7 +305,7 @@ def plan_request(
     return replace(planned, current_plan=save_plan(planned, store, words, recipe, began_ns, around, looks))
 
 
-@frozen
+@dataclass(frozen=True)
 class Planned:
     """A build among others: its label, and its graph or the error why it has none."""
 

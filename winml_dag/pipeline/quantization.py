@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from dataclasses import fields as fields_of
-from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,6 @@ from winml_dag.engine.stage import Skip
 from winml_dag.ep.provider import Integers, Target
 from winml_dag.ep.registry import CPU
 from winml_dag.errors import RecipeError, UsageError
-from winml_dag.frozen import frozen
 from winml_dag.pipeline.model import OnnxFile
 from winml_dag.recipe.precision import Precision, parse_precision, type_bits
 from winml_dag.recipe.schema import Quant
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from winml_dag.pipeline.decisions import ResolveContext
 
 
-@frozen
+@dataclass(frozen=True)
 class _Model:
     """The meaning of ``quant.model_type`` for fields that are not set: winml-cli's rules for a model."""
 

@@ -10,13 +10,12 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 from winml_dag.errors import UsageError, warn
-from winml_dag.frozen import frozen
 from winml_dag.pipeline.request import TOKEN_HOST_VARIABLE, RemoteOptions
 from winml_dag.store.cache_folder import MARKER, default_cache_dir, store_folder
 
@@ -151,7 +150,7 @@ _ADVICE = {
 }
 
 
-@frozen
+@dataclass(frozen=True)
 class Finding:
     """``what`` was checked, whether it ``is_well``, and advice if not."""
 

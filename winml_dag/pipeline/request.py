@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonValue, canonical_json, json_hash
 from winml_dag.configuration import config_file
-from winml_dag.frozen import frozen
 from winml_dag.store.cache_folder import default_cache_dir, store_folder
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ _REMOTE = re.compile(rb"^[ \t]*\[?\[?[ \t]*[\"']?remot", re.MULTILINE)
 _ANYTHING = re.compile(rb"^[ \t]*[^#\s]", re.MULTILINE)
 
 
-@frozen
+@dataclass(frozen=True)
 class RemoteOptions:
     """The options of one call; the environment and the configuration supply the rest.
 
@@ -115,7 +114,7 @@ def _up_to_the_root(start: str) -> Iterator[str]:
     return iter(folders)
 
 
-@frozen
+@dataclass(frozen=True)
 class Overrides:
     """The options of a command or call; None and False leave the decision to the recipe.
 
@@ -151,7 +150,7 @@ class Overrides:
         return (self.settings or {}).get(name, {})
 
 
-@frozen
+@dataclass(frozen=True)
 class Request:
     """A recipe (its file, or already loaded) and the options of this run.
 

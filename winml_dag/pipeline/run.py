@@ -21,7 +21,6 @@ from winml_dag.engine.graph import Graph, Merged, Part, merge
 from winml_dag.engine.plan import dry_run, prefetch, remembered_name
 from winml_dag.engine.stage import FileAccess
 from winml_dag.errors import StoreError, WinmlDagError
-from winml_dag.frozen import frozen
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.blobs import BlobDamaged
 from winml_dag.store.store import Store
@@ -39,7 +38,7 @@ T = TypeVar("T")
 _TRIES = 3
 
 
-@frozen
+@dataclass(frozen=True)
 class BuildOptions:
     """How to run; none of this changes the result.
 
@@ -122,7 +121,7 @@ def _nobody(_label: str, _ended: object) -> None:
     """Ignore the outcome."""
 
 
-@frozen
+@dataclass(frozen=True)
 class Driver:
     """Runs jobs. ``on_eta`` is called with an estimate of the remaining time whenever something runs."""
 

@@ -11,7 +11,7 @@ reported. Only ids are compared, so this also works for plans from the plan cach
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject, JsonValue
@@ -19,7 +19,6 @@ from winml_dag.engine import events
 from winml_dag.engine.events import Observer, PassingOn, Reason, StageResult, Status
 from winml_dag.engine.stage import Node, Source
 from winml_dag.errors import StageError
-from winml_dag.frozen import frozen
 from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.store.quantities import counted
 
@@ -88,7 +87,7 @@ class Rounds:
         return None if new else self._last.get(line)
 
 
-@frozen
+@dataclass(frozen=True)
 class Folded:
     """Results, divided into those to report and repetitions; ``like`` maps ids of repetitions to repeated ids."""
 
@@ -130,7 +129,7 @@ CHECK = "winml_dag.pipeline.search:refuse_unsupported"
 _MOST_OPERATORS = 5
 
 
-@frozen
+@dataclass(frozen=True)
 class Search:
     """How a build searches.
 
@@ -150,7 +149,7 @@ class Search:
     absent: tuple[Path, ...] = ()
 
 
-@frozen
+@dataclass(frozen=True)
 class Searched:
     """The result of the search in one line of a build.
 

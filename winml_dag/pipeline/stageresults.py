@@ -7,13 +7,12 @@ build took the result from the cache.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import StageResult, Status
-from winml_dag.frozen import frozen
 from winml_dag.pipeline.buildgraph import BuildSummary, prefixed
 from winml_dag.pipeline.layout import RANGES, is_builtin, published_outputs
 from winml_dag.stages.quality import Quality, what_to_try
@@ -22,7 +21,7 @@ _NO_METRICS: JsonObject = {}
 Step = TypeVar("Step")
 
 
-@frozen
+@dataclass(frozen=True)
 class QuantizeStep:
     """One quantize stage; a chain (4-bit weights, then float16) has several.
 
@@ -50,7 +49,7 @@ class QuantizeStep:
     cached: bool = False
 
 
-@frozen
+@dataclass(frozen=True)
 class CalibrationStep:
     """The stage calibrate: its data, and how long the model ran on it."""
 
@@ -60,7 +59,7 @@ class CalibrationStep:
     cached: bool = False
 
 
-@frozen
+@dataclass(frozen=True)
 class QuantizeResult:
     """The result of a quantization.
 
@@ -225,7 +224,7 @@ def from_metrics(kind: type[Step], stage: StageResult, **others: object) -> Step
         return adapter.validate_python(others)
 
 
-@frozen
+@dataclass(frozen=True)
 class CompileResult:
     """A successful compilation.
 

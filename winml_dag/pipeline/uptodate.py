@@ -24,7 +24,7 @@ import time
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -46,7 +46,6 @@ from winml_dag.file_reading import (
     read_bytes,
     read_text,
 )
-from winml_dag.frozen import frozen
 from winml_dag.store.cache_folder import KEYS_SUFFIX, PLAN_CACHE, log_build
 
 # Variables for the location of the hub cache and offline mode, for the programs of the user's own stages, and for
@@ -64,7 +63,7 @@ _VARIABLES = (
 )
 
 
-@frozen
+@dataclass(frozen=True)
 class Environment:
     """A snapshot of the environment. Take it once to compare many entries: it takes longer than all other checks."""
 
@@ -198,7 +197,7 @@ _PARTS = 4
 MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
-@frozen
+@dataclass(frozen=True)
 class Groups:
     """How many of an entry's paths are of each kind, in this order.
 
@@ -220,7 +219,7 @@ class Groups:
         return self.steering + self.data + self.outputs
 
 
-@frozen
+@dataclass(frozen=True)
 class Header:
     """The first line of an entry.
 
@@ -340,7 +339,7 @@ def load(cache_dir: str, words: str) -> Entry | None:
 # --- The check.
 
 
-@frozen
+@dataclass(frozen=True)
 class CurrentPlan:
     """A plan that is still valid.
 

@@ -6,11 +6,10 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from winml_dag.errors import InputError, RecipeError, UsageError, did_you_mean
-from winml_dag.frozen import frozen
 from winml_dag.names import is_safe_part
 from winml_dag.recipe.document import Document, Findings, Location, Position, Positions
 from winml_dag.recipe.fields import resolve_path
@@ -28,7 +27,7 @@ _PAIRS = (("samples", "calibration_samples"), ("calibration_load_path", "load_pa
 _TWINS = {one: other for pair in _PAIRS for one, other in (pair, pair[::-1])}
 
 
-@frozen
+@dataclass(frozen=True)
 class Piece:
     """Keys and values of a recipe that are together in a file.
 
@@ -215,7 +214,7 @@ _TAKEN = ("name", "base", "because", "when", "include", "exclude", "output_dir")
 _FIELDS = tuple(info.alias or name for name, info in Recipe.model_fields.items())
 
 
-@frozen
+@dataclass(frozen=True)
 class Value:
     """One value of an axis: ``bases`` are what it inherits, ``piece`` what it sets itself."""
 
@@ -224,7 +223,7 @@ class Value:
     bases: tuple[Piece, ...] = ()
 
 
-@frozen
+@dataclass(frozen=True)
 class Axis:
     """An axis of the matrix.
 

@@ -8,10 +8,9 @@ module of :mod:`winml_dag.stages.optimize`. Nothing here imports onnx, because r
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal
-
-from winml_dag.frozen import frozen
 
 By = Literal["onnxruntime", "onnxscript", "nothing"]
 
@@ -21,7 +20,7 @@ REWRITER: Final = "onnxscript"
 NOTHING: Final = "nothing"
 
 
-@frozen
+@dataclass(frozen=True)
 class Capability:
     """One named optimization.
 

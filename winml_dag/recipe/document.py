@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from winml_dag.errors import RecipeError
-from winml_dag.frozen import frozen
 
 # More than any reasonable recipe has, and less than what would exhaust the stack of its readers.
 MAX_DEPTH = 64
@@ -59,7 +58,7 @@ def _nearest(positions: Mapping[Location, Position], location: Location) -> Posi
     return positions.get((), Position(1, 1))
 
 
-@frozen
+@dataclass(frozen=True)
 class Document:
     """The content of a file. ``name`` is for messages; ``positions`` is called only for error messages."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
@@ -17,7 +17,6 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from winml_dag.errors import known_instead
-from winml_dag.frozen import frozen
 from winml_dag.recipe.document import Location
 from winml_dag.recipe.fields import Count, ListOf, Section, Text, known, problem
 from winml_dag.recipe.sweep import clashes, filled, folder_problem, template_problem
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from winml_dag.recipe.sweep import Cell
 
 
-@frozen
+@dataclass(frozen=True)
 class Measure:
     """A numeric property of a cell.
 
@@ -81,7 +80,7 @@ MEASURES: Mapping[str, Measure] = MappingProxyType(
 _BOUND = re.compile(r"(?P<sign>[<>]=?|==?)?\s*(?P<number>-?[0-9.]+(?:e-?[0-9]+)?)\s*(?P<unit>[A-Za-zµ]*)")
 
 
-@frozen
+@dataclass(frozen=True)
 class Bound:
     """``at_least`` or at most ``value``, in the unit of the ``measure``. ``text``: as it was written."""
 

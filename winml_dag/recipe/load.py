@@ -11,6 +11,7 @@ repository, of which an installed package has a copy next to its code.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +19,6 @@ from pydantic import ValidationError
 
 from winml_dag.errors import RecipeError, UsageError, did_you_mean
 from winml_dag.file_reading import before_reading
-from winml_dag.frozen import frozen
 from winml_dag.recipe.document import Document, Findings, Positions
 from winml_dag.recipe.fields import is_path_like, resolve_path, with_paths
 from winml_dag.recipe.reading import MATRIX, is_sweep, read_recipe
@@ -26,7 +26,7 @@ from winml_dag.recipe.schema import Recipe
 from winml_dag.recipe.text import RecipeFormat, read_text
 
 
-@frozen
+@dataclass(frozen=True)
 class LoadedRecipe:
     """A recipe, and the file that it was read from. ``positions`` is called only for error messages."""
 
@@ -138,7 +138,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _FOLDERS = (_PACKAGE / "shipped_recipes", _PACKAGE.parent / "recipes")
 
 
-@frozen
+@dataclass(frozen=True)
 class Shipped:
     """One recipe; ``name`` identifies it, ``summary`` is the first line of its file."""
 

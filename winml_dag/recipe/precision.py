@@ -7,14 +7,14 @@ A name determines widths; the execution provider determines which integers have 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
 from winml_dag.errors import UsageError
-from winml_dag.frozen import frozen
 
 
-@frozen
+@dataclass(frozen=True)
 class Precision:
     """A precision by its canonical name.
 
@@ -110,7 +110,7 @@ def type_bits(integer_type: str) -> int:
     return int(integer_type.removeprefix("u").removeprefix("int"))
 
 
-@frozen
+@dataclass(frozen=True)
 class Chain:
     """The first of the precisions, None if there is none, and the fields of ``quant`` for what follows it."""
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from winml_dag.errors import InputError, RecipeError, did_you_mean
 from winml_dag.file_reading import before_reading, read_bytes
-from winml_dag.frozen import frozen
 from winml_dag.recipe.document import Document
 from winml_dag.recipe.text import RecipeFormat, read_text
 
@@ -30,7 +30,7 @@ _HEAD_BYTES = 64 * 1024
 _LIST_BEGINS = {"json": "[", "yaml": "-[&!"}
 
 
-@frozen
+@dataclass(frozen=True)
 class ModuleItem:
     """One recipe of a list: the path of its module, and the class of the module if the recipe has it."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from winml_dag.canonical import canonical_json
 from winml_dag.errors import RecipeError, UsageError, WinmlDagError, did_you_mean, known_instead
-from winml_dag.frozen import frozen
 from winml_dag.names import is_safe_part
 from winml_dag.recipe.reading import is_sweep, labels_of, module_items, recipe_files
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from winml_dag.recipe.load import LoadedRecipe
 
 
-@frozen
+@dataclass(frozen=True)
 class Cell:
     """One build of a sweep, or one that the sweep excludes.
 
@@ -48,7 +47,7 @@ class Cell:
     item: int | None = None
 
 
-@frozen
+@dataclass(frozen=True)
 class Sweep:
     """Several builds that are requested together.
 
@@ -267,7 +266,7 @@ _OF_EXPORT = ("model", "loader", "export")
 _MOST = 10_000
 
 
-@frozen
+@dataclass(frozen=True)
 class Shard:
     """Shard *number* of *count*, counted from 1."""
 

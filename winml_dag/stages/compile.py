@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import InputSlot, Memory, Stage, Workspace
 from winml_dag.errors import StageError
-from winml_dag.frozen import frozen
 from winml_dag.stages import artifact_types
 
 COMPILED_NAME = "compiled.onnx"
 
 
-@frozen
+@dataclass(frozen=True)
 class CompileFields:
     """``execution_provider`` is the full name; ``provider_options`` include the target's defaults."""
 
@@ -26,7 +25,7 @@ class CompileFields:
     compiler: str = "ort"
 
 
-@frozen
+@dataclass(frozen=True)
 class CompileConfig:
     compile: CompileFields
 

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import InputSlot, Memory, Stage, Workspace
 from winml_dag.errors import StageError
-from winml_dag.frozen import frozen
 from winml_dag.onnxmodel.inspect import EXTERNAL_DATA_THRESHOLD, ModelSummary, inspect_model
 from winml_dag.stages import artifact_types
 
 MODEL_FILE = "model.onnx"
 
 
-@frozen
+@dataclass(frozen=True)
 class OffloadFields:
     """``require_full_offload``: no operator of a compiled model may be left to the CPU."""
 
     require_full_offload: bool = False
 
 
-@frozen
+@dataclass(frozen=True)
 class FinalizeConfig:
     """``file``: the file name of the model. The rule for external data is the same for every model."""
 

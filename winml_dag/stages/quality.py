@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.frozen import frozen
 
 if TYPE_CHECKING:
     from winml_dag.stages.figures import OutputFigures
@@ -91,7 +90,7 @@ def too_large_or_small(scale: float) -> str:
     return f"values are {max(scale, 1 / scale):.3g} times too {'large' if scale > 1 else 'small'}"
 
 
-@frozen
+@dataclass(frozen=True)
 class Bounds:
     """The thresholds for each output; None disables a check.
 
@@ -205,7 +204,7 @@ _JSON_TYPES: Mapping[str, set[type]] = {
 }
 
 
-@frozen
+@dataclass(frozen=True)
 class Quality:
     """The output that differs most from the float model's by cosine and scale, and how often the best class agrees.
 

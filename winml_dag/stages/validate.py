@@ -6,6 +6,7 @@ The same inputs go into both. Loading alone proves little: a compiled model can 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject, canonical_json
@@ -13,7 +14,6 @@ from winml_dag.engine.stage import InputSlot, Memory, Stage, Workspace
 from winml_dag.ep.availability import RunTarget
 from winml_dag.ep.registry import CPU, Target
 from winml_dag.errors import MeasuredError, StageError
-from winml_dag.frozen import frozen
 from winml_dag.stages import artifact_types
 from winml_dag.stages.quality import MOST_NOISE, Bounds, scale_tolerance, too_large_or_small
 from winml_dag.stages.samples import Columns
@@ -38,7 +38,7 @@ _USUALLY_SCALED = 0.99
 CLASSIFYING_TASKS = ("classification", "fill-mask", "next-sentence-prediction")
 
 
-@frozen
+@dataclass(frozen=True)
 class ValidateFields:
     """What validate reads.
 
@@ -69,7 +69,7 @@ class ValidateFields:
         return Bounds(self.min_cosine, self.min_sqnr_db, self.max_abs_error, self.min_top1_agreement)
 
 
-@frozen
+@dataclass(frozen=True)
 class ValidateConfig:
     """``quant``: the meaning of the data's columns; None if they need no names."""
 

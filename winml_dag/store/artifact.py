@@ -17,7 +17,6 @@ from pathlib import Path
 
 from winml_dag.canonical import JsonObject, JsonValue, canonical_json
 from winml_dag.errors import StoreError
-from winml_dag.frozen import frozen
 from winml_dag.store.files import check_name, files_below, name_below
 
 
@@ -40,7 +39,7 @@ class FileEntry:
         return {"name": self.name, "digest": self.digest, "size": self.size, **mode}
 
 
-@frozen
+@dataclass(frozen=True)
 class Artifact:
     """The files of an artifact, sorted by name."""
 

@@ -22,10 +22,10 @@ import stat
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from winml_dag.errors import StoreError
-from winml_dag.frozen import frozen
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.clone import clone_and_digest
 from winml_dag.store.digest import DigestFunction, digest_file, is_digest, split_digest
@@ -52,7 +52,7 @@ class BlobDamaged(StoreError):
         self.what = what
 
 
-@frozen
+@dataclass(frozen=True)
 class Blob:
     """One file of the blobs folder; ``digest`` is empty if its name is not that of a blob."""
 

@@ -17,7 +17,7 @@ import re
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, TypeVar
 from winml_dag.canonical import JsonObject, JsonValue, canonical_json, json_hash
 from winml_dag.errors import StoreError, warn
 from winml_dag.file_reading import read_bytes
-from winml_dag.frozen import frozen
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import checked, with_checksum
 from winml_dag.store.files import PARTIAL, files_below, write_whole
@@ -38,7 +37,7 @@ T = TypeVar("T")
 RECORD_FORMAT = 1
 
 
-@frozen
+@dataclass(frozen=True)
 class KeyInputs:
     """Everything that a cache key is made from.
 
@@ -58,7 +57,7 @@ class KeyInputs:
         return json_hash(self.config)
 
 
-@frozen
+@dataclass(frozen=True)
 class Record:
     """One finished, successful run. ``elapsed_seconds`` is the run itself, without waiting.
 

@@ -18,13 +18,12 @@ import shutil
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import astuple, field, fields
+from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.errors import StoreError
 from winml_dag.file_reading import read_bytes
-from winml_dag.frozen import frozen
 from winml_dag.store.cache_folder import LOG, log_line
 from winml_dag.store.files import in_words, write_whole
 
@@ -39,7 +38,7 @@ def log_size(cache: str | os.PathLike[str], size: int) -> None:
     log_line(cache, f"size {time.time():.0f} {size}")
 
 
-@frozen
+@dataclass(frozen=True)
 class Traffic:
     """What one run, or the sum of many, transferred. Printed at the end of a build and by ``cache info``.
 
@@ -87,7 +86,7 @@ _TOO_LARGE = 10**18
 _TRAFFIC = len(fields(Traffic))
 
 
-@frozen
+@dataclass(frozen=True)
 class Statistics:
     """What builds did on one cache.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from winml_dag.ep.provider import (
     ONNXRUNTIME_PROVIDERS,
@@ -24,7 +25,6 @@ from winml_dag.ep.provider import (
     nearest,
 )
 from winml_dag.errors import UsageError
-from winml_dag.frozen import frozen
 
 _SWITCH = Option(values=("0", "1"))
 _POSITIVE = Option(pattern="[1-9][0-9]*")
@@ -96,7 +96,7 @@ _OPTIONS: Mapping[str, Option] = {
 }
 
 
-@frozen
+@dataclass(frozen=True)
 class Soc:
     """A system on chip: Qualcomm's number, part number, market name (if any), and version of the NPU architecture."""
 

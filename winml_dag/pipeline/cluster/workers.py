@@ -23,7 +23,6 @@ from winml_dag.engine.resources import UNLIMITED, Admission, Allocation, Capacit
 from winml_dag.engine.stage import Node
 from winml_dag.errors import Interrupted, StageError, WinmlDagError
 from winml_dag.explanation import explanation
-from winml_dag.frozen import frozen
 from winml_dag.pipeline.cluster.report import Requirement, Worker
 from winml_dag.pipeline.cluster.worker import (
     CONNECT_SECONDS,
@@ -208,14 +207,14 @@ def runs_anywhere(node: Node) -> bool:
     )
 
 
-@frozen
+@dataclass(frozen=True)
 class ClusterNeed(ResourceRequest):
     """The request of a run that goes to a worker. dask counts its memory."""
 
     requirement: Requirement = field(kw_only=True)
 
 
-@frozen
+@dataclass(frozen=True)
 class _ClusterCapacity(Capacity):
     """The capacity of all workers together. ``here``: that of this machine, for local runs."""
 

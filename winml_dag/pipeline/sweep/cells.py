@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from winml_dag.engine.events import Status
 from winml_dag.errors import InputError, UsageError, WinmlDagError
-from winml_dag.frozen import frozen
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.sweep.result import (
     CellResult,
@@ -39,7 +38,7 @@ PERF = "perf"
 EVAL = "eval"
 
 
-@frozen
+@dataclass(frozen=True)
 class Selection:
     """The selection of cells. ``retry_failed``: of the cells that the other fields select, only those that failed."""
 

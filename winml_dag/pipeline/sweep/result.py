@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from winml_dag.errors import InputError, StoreError
 from winml_dag.file_reading import MOST_BYTES_OF_MANY, parse_json, read_bytes
-from winml_dag.frozen import frozen
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -44,7 +43,7 @@ class CellStatus(StrEnum):
         return cls.SKIPPED if value == "left out" else None  # the name in format 1
 
 
-@frozen
+@dataclass(frozen=True)
 class StageRun:
     """One stage of a cell.
 
@@ -71,7 +70,7 @@ class StageRun:
     cells: int = 1
 
 
-@frozen
+@dataclass(frozen=True)
 class Failure:
     """Why a cell has no result. ``stage`` is None if none had started; ``log`` is the path of the full log."""
 
@@ -82,7 +81,7 @@ class Failure:
     tail: tuple[str, ...] = ()
 
 
-@frozen
+@dataclass(frozen=True)
 class Measured:
     """The result of perf or eval for a cell.
 
@@ -96,7 +95,7 @@ class Measured:
     error: str = ""
 
 
-@frozen
+@dataclass(frozen=True)
 class CellResult:
     """The result of one cell.
 
@@ -131,7 +130,7 @@ class CellResult:
         return self.status in (CellStatus.BUILT, CellStatus.UP_TO_DATE)
 
 
-@frozen
+@dataclass(frozen=True)
 class SharedGraph:
     """Totals of the merged graph of all cells.
 
@@ -152,7 +151,7 @@ class SharedGraph:
     critical_path_seconds: float = 0.0
 
 
-@frozen
+@dataclass(frozen=True)
 class Candidate:
     """A cell in view of a goal.
 
@@ -165,7 +164,7 @@ class Candidate:
     why: str = ""
 
 
-@frozen
+@dataclass(frozen=True)
 class SearchResult:
     """The result of a search for mixed precision that started from ``cell``.
 
@@ -189,7 +188,7 @@ class SearchResult:
     why: str = ""
 
 
-@frozen
+@dataclass(frozen=True)
 class GoalResult:
     """The winner among cells that differ only in what the goal chooses.
 
@@ -213,7 +212,7 @@ class GoalResult:
         return self.folder is None and not self.pending
 
 
-@frozen
+@dataclass(frozen=True)
 class SweepResult:
     """A whole sweep.
 

@@ -8,11 +8,10 @@ them keeps its key and does not run again.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from winml_dag.engine.stage import InputSlot, Memory, Stage
 from winml_dag.ep.availability import RunTarget
-from winml_dag.frozen import frozen
 from winml_dag.stages import artifact_types
 
 RESULT_FILE = "analyze_result.json"
@@ -28,7 +27,7 @@ ASKED_ABOUT = (
 )
 
 
-@frozen
+@dataclass(frozen=True)
 class AnalyzeFields:
     """How a model is analyzed.
 
@@ -41,7 +40,7 @@ class AnalyzeFields:
     lists_cases: bool = False
 
 
-@frozen
+@dataclass(frozen=True)
 class AnalyzeTarget(RunTarget):
     """The target of the analysis. ``provider_options`` are those of the session that the provider is asked by.
 
@@ -57,7 +56,7 @@ class AnalyzeTarget(RunTarget):
     asks: bool = False
 
 
-@frozen
+@dataclass(frozen=True)
 class QuantizedTo:
     """How quantize will change the model: nodes are judged in their quantized form.
 
@@ -78,7 +77,7 @@ class QuantizedTo:
     excluded: tuple[str, ...] = ()
 
 
-@frozen
+@dataclass(frozen=True)
 class AnalyzeConfig:
     """The config of analyze.
 

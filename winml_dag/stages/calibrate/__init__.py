@@ -7,15 +7,15 @@ precision. This is the declaration; the work is in :mod:`winml_dag.stages.calibr
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from winml_dag.engine.stage import InputSlot, Memory, Stage
-from winml_dag.frozen import frozen
 from winml_dag.stages import artifact_types
 
 # The ranges also have this name in an output folder.
 
 
-@frozen
+@dataclass(frozen=True)
 class CalibrateFields:
     """What calibrate reads.
 
@@ -36,14 +36,14 @@ class CalibrateFields:
     columns_mapping: Mapping[str, str] | None = None
 
 
-@frozen
+@dataclass(frozen=True)
 class KeptBack:
     """``samples``: how many of a ``data`` input are held out for validation; None without such an input."""
 
     samples: int | None = None
 
 
-@frozen
+@dataclass(frozen=True)
 class CalibrateConfig:
     quant: CalibrateFields
     validate: KeptBack = KeptBack()

@@ -6,11 +6,10 @@ It also declares two stages that inspect the model for it. Their work needs torc
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 from winml_dag.canonical import JsonValue
 from winml_dag.engine.stage import InputSlot, Memory, Stage
-from winml_dag.frozen import frozen
 from winml_dag.stages import artifact_types
 
 # Capture: which modules of a class a model has, and the arguments of each. It is not a stage of a build: `config
@@ -20,7 +19,7 @@ from winml_dag.stages import artifact_types
 MODEL_SOURCE, SCRIPT_SOURCE = "model", "script"
 
 
-@frozen
+@dataclass(frozen=True)
 class CaptureConfig:
     """The same ``loader`` and ``export`` as for the whole model; ``module_class`` names a class of PyTorch modules."""
 
@@ -44,7 +43,7 @@ CAPTURE = Stage(
 # build: `config` runs it in a separate process and discards the result.
 
 
-@frozen
+@dataclass(frozen=True)
 class SignatureConfig:
     """The same ``loader`` and ``export`` as for the export itself; ``component`` selects one component, if any."""
 
@@ -63,7 +62,7 @@ SIGNATURE = Stage(
 )
 
 
-@frozen
+@dataclass(frozen=True)
 class RandomWeights:
     """Random weights from a seed. The architecture is ``loader.model_type``, changed by ``config``."""
 
@@ -71,7 +70,7 @@ class RandomWeights:
     config: Mapping[str, JsonValue] = field(default_factory=dict)
 
 
-@frozen
+@dataclass(frozen=True)
 class LoaderFields:
     """How to make the PyTorch model.
 
@@ -88,7 +87,7 @@ class LoaderFields:
     random_weights: RandomWeights | None = None
 
 
-@frozen
+@dataclass(frozen=True)
 class InputTensor:
     """An input of the exported model; a text in ``shape`` names a dynamic axis."""
 
@@ -98,7 +97,7 @@ class InputTensor:
     value_range: tuple[float, float] | None = None
 
 
-@frozen
+@dataclass(frozen=True)
 class ExportFields:
     """How to export the model.
 
@@ -124,7 +123,7 @@ class ExportFields:
     shape_config: Mapping[str, int] | None = None
 
 
-@frozen
+@dataclass(frozen=True)
 class ExportConfig:
     loader: LoaderFields
     export: ExportFields
@@ -146,7 +145,7 @@ EXPORT = Stage(
 )
 
 
-@frozen
+@dataclass(frozen=True)
 class ComponentFields:
     """One component: its class, and how it is exported.
 
@@ -160,7 +159,7 @@ class ComponentFields:
     shared_tensors: tuple[str, ...] = ()
 
 
-@frozen
+@dataclass(frozen=True)
 class ComponentsConfig:
     """Components of a model, by name. ``loader`` describes the whole model, which is loaded once."""
 

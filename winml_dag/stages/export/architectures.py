@@ -9,11 +9,10 @@ are in :mod:`winml_dag.stages.export.subject`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from winml_dag.canonical import JsonValue
 from winml_dag.errors import RecipeError
-from winml_dag.frozen import frozen
 
 # The roles of components; component_modules has a PyTorch module for each.
 ENCODER = "encoder"
@@ -24,7 +23,7 @@ IMAGE_TOWER = "image tower"
 STATES = "encoder_hidden_states"
 
 
-@frozen
+@dataclass(frozen=True)
 class Component:
     """``name`` is the prefix of its files; ``class_name`` selects it in ``loader.model_class``."""
 
@@ -34,7 +33,7 @@ class Component:
     role: str
 
 
-@frozen
+@dataclass(frozen=True)
 class Composite:
     """``tasks``: the tasks that need all components; ``parent_class``: the class that is loaded to take them from."""
 
@@ -43,7 +42,7 @@ class Composite:
     components: tuple[Component, ...]
 
 
-@frozen
+@dataclass(frozen=True)
 class Architecture:
     """What transformers does not say about an architecture; most need no row.
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from winml_dag.canonical import JsonValue
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
-from winml_dag.frozen import frozen
 from winml_dag.stages.export.architectures import Architecture, architecture
 
 # Suffixes of transformers' class names, with the task that models of such a class are trained for.
@@ -113,7 +113,7 @@ def _features_task(name: str, row: Architecture | None, config_json: Mapping[str
     return "feature-extraction"
 
 
-@frozen
+@dataclass(frozen=True)
 class Task:
     """A task.
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml_dag.errors import StageError
-from winml_dag.frozen import frozen
 from winml_dag.stages.export import ExportFields, InputTensor
 from winml_dag.stages.export.architectures import STATES
 from winml_dag.stages.export.detect import read_json
@@ -57,7 +57,7 @@ _PARTS = (
 Shape = tuple[int | str, ...]
 
 
-@frozen
+@dataclass(frozen=True)
 class ModelInput:
     """An input tensor. A text in ``shape`` names a dynamic axis; ``sizes`` has a default size for those axes too."""
 
@@ -68,7 +68,7 @@ class ModelInput:
     value_range: tuple[float, float] | None
 
 
-@frozen
+@dataclass(frozen=True)
 class Input:
     """A tensor that models take.
 

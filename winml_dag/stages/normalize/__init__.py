@@ -6,17 +6,16 @@ This is the declaration; the work is in :mod:`winml_dag.stages.normalize.rewrite
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from winml_dag.engine.stage import InputSlot, Memory, Stage
-from winml_dag.frozen import frozen
 from winml_dag.stages import artifact_types
 
 # The first opset in which QuantizeLinear has an axis, which quantizing per channel needs.
 FIRST_OPSET = 13
 
 
-@frozen
+@dataclass(frozen=True)
 class GivenInput:
     """What the recipe sets for one input; None keeps what the file has.
 
@@ -29,14 +28,14 @@ class GivenInput:
     value_range: tuple[float, float] | None = None
 
 
-@frozen
+@dataclass(frozen=True)
 class GivenInputs:
     """``input_tensors``: the inputs that change, by name."""
 
     input_tensors: Mapping[str, GivenInput] = field(default_factory=dict)
 
 
-@frozen
+@dataclass(frozen=True)
 class NormalizeConfig:
     """``raise_opset``: whether a model in an opset below :data:`FIRST_OPSET` is converted to a later one."""
 

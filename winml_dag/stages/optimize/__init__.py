@@ -14,25 +14,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from winml_dag.canonical import canonical_json
 from winml_dag.engine.stage import InputSlot, Memory, Stage
 from winml_dag.errors import RecipeError, StageError
-from winml_dag.frozen import frozen
 from winml_dag.recipe.capabilities import CATALOG
 from winml_dag.stages import artifact_types
 
 
-@frozen
+@dataclass(frozen=True)
 class OptimizeTarget:
     """``standard_domain_only``: no capability may add operators from outside the ONNX standard."""
 
     standard_domain_only: bool = False
 
 
-@frozen
+@dataclass(frozen=True)
 class OptimizeConfig:
     """``optim`` has the capabilities that a recipe switches on or off, where they differ from the defaults."""
 
@@ -83,7 +82,7 @@ _NAMELESS = frozenset(
 PORTABLE = _NAMELESS.union(*(each.portable for each in CATALOG.values()))
 
 
-@frozen
+@dataclass(frozen=True)
 class Selection:
     """The resolved capabilities.
 
@@ -166,7 +165,7 @@ NOTHING = Path(__file__).with_name(FILE)
 _STANDARD = "standard_domain_only"
 
 
-@frozen
+@dataclass(frozen=True)
 class Discovered:
     """Capabilities to switch on. ``standard_domain_only``: they create only operators of the ONNX standard."""
 

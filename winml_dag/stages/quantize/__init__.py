@@ -5,14 +5,13 @@ This is the declaration; the work is in :mod:`winml_dag.stages.quantize.modes`.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from winml_dag.engine.stage import InputSlot, Memory, Stage
-from winml_dag.frozen import frozen
 from winml_dag.stages import artifact_types
 
 
-@frozen
+@dataclass(frozen=True)
 class NodeTypes:
     """The types of the nodes that *nodes* matches, a name or a pattern; None: the default types."""
 
@@ -21,7 +20,7 @@ class NodeTypes:
     activation_type: str | None = None
 
 
-@frozen
+@dataclass(frozen=True)
 class QuantizeFields:
     """What the chosen ``mode`` reads; fields that it does not read are None, so that editing them changes no key.
 
@@ -58,7 +57,7 @@ class QuantizeFields:
     rtn_accuracy_level: int | None = None
 
 
-@frozen
+@dataclass(frozen=True)
 class QuantizeTarget:
     """What the provider requires of QDQ.
 
@@ -73,7 +72,7 @@ class QuantizeTarget:
     op_types: tuple[str, ...] | None = None
 
 
-@frozen
+@dataclass(frozen=True)
 class QuantizeConfig:
     quant: QuantizeFields
     target: QuantizeTarget = QuantizeTarget()

@@ -6,8 +6,7 @@ This module imports nothing heavy, because planning reads it. The work is in the
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-from winml_dag.frozen import frozen
+from dataclasses import dataclass
 
 TEXT_COLUMNS = ("text", "text_pair")
 IMAGE_COLUMN = "image"
@@ -28,7 +27,7 @@ TABLES = ("parquet", "arrow", "json", "csv")
 _KINDS = {suffix: kind for kind, suffixes in SUFFIXES.items() for suffix in suffixes}
 
 
-@frozen
+@dataclass(frozen=True)
 class Columns:
     """``columns_mapping``: for data with rows, maps roles to columns.
 

@@ -6,11 +6,10 @@ This is the declaration; the work is in :mod:`winml_dag.stages.sensitivity.nodes
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from winml_dag.engine.stage import InputSlot, Memory, Stage
-from winml_dag.frozen import frozen
 from winml_dag.stages import artifact_types
 from winml_dag.stages.quantize import QuantizeFields, QuantizeTarget
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 RELIEF: Mapping[str, str] = {"nodes_to_exclude": "in float", "node_overrides": "in 16 bits"}
 
 
-@frozen
+@dataclass(frozen=True)
 class RankedFields(QuantizeFields):
     """What quantize reads, so that the ranking is of what is quantized.
 
@@ -32,7 +31,7 @@ class RankedFields(QuantizeFields):
     columns_mapping: Mapping[str, str] | None = None
 
 
-@frozen
+@dataclass(frozen=True)
 class SamplesFields:
     """The samples of validate.
 
@@ -50,7 +49,7 @@ class SamplesFields:
     calibrated: bool = False
 
 
-@frozen
+@dataclass(frozen=True)
 class SensitivityConfig:
     quant: RankedFields
     target: QuantizeTarget
