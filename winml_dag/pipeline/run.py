@@ -36,6 +36,14 @@ T = TypeVar("T")
 
 # If a blob is damaged again after its stage has rerun, the owner has to act; another try does not help.
 _TRIES = 3
+# What most built-in stages import, for one process that all workers are forks of. Not onnxruntime, which starts a
+# thread, and not torch, which only export needs. By name: a build of a recipe's own stages imports no declarations.
+_IMPORTED_BY_MOST = (
+    "winml_dag.stages.normalize.rewrite",
+    "winml_dag.stages.analyze.analysis",
+    "winml_dag.stages.validate",
+    "winml_dag.stages.finalize",
+)
 
 
 @dataclass(frozen=True)
@@ -342,13 +350,12 @@ class _Run(Generic[T]):
         from winml_dag.engine.execute import LocalExecutor
         from winml_dag.engine.run import LocalRuns, Runner
         from winml_dag.engine.schedule import RunOptions, Scheduler
-        from winml_dag.stages.builtin import IMPORTED_BY_MOST
 
         options, store, timeout = self._options, self._store, self._options.stage_timeout_seconds
         runner = Runner(
             graph,
             store,
-            self._driver.executor or LocalExecutor(IMPORTED_BY_MOST),
+            self._driver.executor or LocalExecutor(_IMPORTED_BY_MOST),
             store.fingerprints,
             scratch=scratch,
             failures=store.failures,

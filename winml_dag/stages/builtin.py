@@ -29,12 +29,3 @@ _ROWS = (
 )
 LINE: Mapping[str, Stage] = {stage.name: stage for stage, _ in _ROWS}
 DECIDED_BY: Mapping[str, str] = {stage.name: function for stage, function in _ROWS}
-
-# What most of them import, for one process that all workers are forks of. Not onnxruntime, which starts a thread, and
-# not torch, which only export needs.
-IMPORTED_BY_MOST = (
-    "winml_dag.stages.normalize.rewrite",
-    "winml_dag.stages.analyze.analysis",
-    "winml_dag.stages.validate",
-    "winml_dag.stages.finalize",
-)

@@ -178,7 +178,8 @@ EDIT = """
 import sys
 from winml_dag.cli import run
 code = run(["build", "-c", "recipe.yaml"])
-heavy = {"networkx", "numpy", "onnx", "pydantic", "rich", "winml_dag.recipe.schema", "yaml"} & sys.modules.keys()
+heavy = {"networkx", "numpy", "onnx", "pydantic", "rich", "yaml", "winml_dag.recipe.schema", "winml_dag.stages.export"}
+heavy &= sys.modules.keys()
 print(code, sorted(heavy))
 """
 
