@@ -8,6 +8,7 @@ message suggests instead of an unknown word.
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -82,10 +83,13 @@ class Interrupted(WinmlDagError):
 
 
 def warn(sentence: str) -> None:
-    """Log a warning of this package."""
-    import logging  # here, because it takes 8 ms and most builds warn of nothing
-
-    logging.getLogger("winml_dag").warning("%s", sentence)
+    """Log a warning of this package, or print it if the program does not use logging."""
+    # Importing logging here would take 8 ms, and fail when too many files are open, which is one of the warnings.
+    logging = sys.modules.get("logging")
+    if logging is None:
+        print(sentence, file=sys.stderr)
+    else:
+        logging.getLogger("winml_dag").warning("%s", sentence)
 
 
 # The signals that end a build, limited to those that this system has.
