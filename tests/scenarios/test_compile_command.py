@@ -117,6 +117,16 @@ def test_the_whole_network_becomes_a_binary_beside_the_model_once_and_the_provid
 
 
 @needs_qnn
+def test_a_compiled_and_a_quantized_model_are_measured_and_evaluated_as_they_are(made: Project) -> None:
+    once = ("--iterations", "1", "--warmup", "0", "--no-baseline")
+    perf = made.told("perf", "beside/net.onnx", *QNN, *once)
+    evaluated = made.told("eval", "beside/net.onnx", "--mode", "compare", *QNN, "--reference", "qdq.onnx")
+    for told in (perf, evaluated):
+        assert told["assigned_nodes"]["QNNExecutionProvider"] == {"EPContext": 1}
+    assert made.told("perf", "qdq.onnx", "--ep", "cpu", *once)["latency_ms"]["mean"] > 0
+
+
+@needs_qnn
 def test_embedded_there_is_one_file_that_is_larger_by_the_binary(made: Project) -> None:
     beside, inside = made.folder / "beside", made.folder / "inside"
     assert [path.name for path in inside.iterdir()] == ["net.onnx"]

@@ -107,14 +107,12 @@ def test_sentence_embeddings_keep_their_direction(built: Project, tmp_path: Path
     assert kept["w8a16"]["activations_kept_at_16_bits"] == 0
 
 
-def test_similar_sentences_stay_similar(built: Project) -> None:
-    """By human judgement, on sentences not used for calibration, compared with the float model on the same ones.
-
-    Of the precisions, w8a8 is the one that loses more: the directions of both are held against the float model above.
-    """
-    report = built.told("eval", "w8a8", "--dataset", str(PAIRS), "--samples", "16")
+@pytest.mark.parametrize(("precision", "least"), [("w8a16", -0.01), ("w8a8", -0.03)])
+def test_similar_sentences_stay_similar(built: Project, precision: str, least: float) -> None:
+    """By human judgement, on sentences not used for calibration, compared with the float model on the same ones."""
+    report = built.told("eval", precision, "--dataset", str(PAIRS), "--samples", "16")
     assert (report["task"], report["samples"], report["of"]) == ("feature-similarity", 16, 77)
     spearman = report["metrics"]["spearman"]
     assert spearman["reference"]["value"] > 0.8
-    assert spearman["difference"]["value"] > -0.03
+    assert spearman["difference"]["value"] > least
     assert spearman["difference"]["low"] <= spearman["difference"]["value"] <= spearman["difference"]["high"]

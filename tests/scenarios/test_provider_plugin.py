@@ -61,7 +61,7 @@ def run(site: Path, *arguments: str) -> tuple[int, Any, str]:
     return done.returncode, json.loads(done.stdout), done.stderr
 
 
-BUILD = ("build", "-m", "plain.onnx", "--ep", "acme", "-p", "w8a8", "--no-analyze", "-o", "out")
+BUILD = ("build", "-m", "plain.onnx", "--ep", "acme", "-p", "w8a8", "-o", "out")
 
 
 def test_a_provider_of_a_package_decides_integers_and_runs_the_model(site: Path) -> None:
