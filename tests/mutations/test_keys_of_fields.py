@@ -62,7 +62,8 @@ def declared_reach(name: str, table: Iterable[Edit] = EDITS) -> set[str]:
 def bases_of(name: str, table: Iterable[Edit] = EDITS) -> list[Mapping[str, Any]]:
     """Return all bases: those first on which *table* says that an edit reaches something, then the special ones."""
     named = {base for field, base, _, stages in table if field == name and stages not in ("", REFUSED)}
-    return [BASES[base] for base in sorted(reversed(tuple(BASES)), key=lambda base: base not in named)]
+    special_first = list(BASES)[::-1]
+    return [BASES[base] for base in sorted(special_first, key=lambda base: base not in named)]
 
 
 @pytest.mark.parametrize("edit", EDITS, ids=[f"{field}-{base}-{value}" for field, base, value, _ in EDITS])
