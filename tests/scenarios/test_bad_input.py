@@ -391,6 +391,13 @@ def test_an_error_in_json_format_is_one_object_on_stdout(capsys: pytest.CaptureF
     assert "none.onnx" in value["error"]
 
 
+def test_the_model_of_the_command_line_replaces_the_random_weights_of_a_recipe(shell: Shell) -> None:
+    config = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    loader = {"task": "text-classification", "model_type": "bert", "random_weights": {"config": config}}
+    (shell.folder / "random.json").write_text(json.dumps({"loader": loader, "precision": "fp32"}))
+    assert run(["plan", "-c", "random.json", "-m", "./none", "-o", "out", "--cache-dir", "cache"]) == 3
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
     """Makes a file system of a given size, such as ``300k``."""
