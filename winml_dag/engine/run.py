@@ -298,8 +298,9 @@ def _is_clean(folder: Path) -> bool:
     return True
 
 
-# On Windows a wait without timeout cannot be interrupted, so Ctrl-C would take effect only after the stage.
-_PATIENCE_SECONDS = 0.2 if os.name == "nt" else None
+# Python handles a signal that arrives just before a wait begins only when that wait ends; on Windows, one that arrives
+# during the wait too. Without a limit, an interrupt could take effect only after the stage.
+_PATIENCE_SECONDS = 0.2 if os.name == "nt" else 1.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from winml_dag.engine.events import Status
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.keys import key_inputs_of
 from winml_dag.engine.plan import Run, decide
-from winml_dag.engine.run import Runner
+from winml_dag.engine.run import LocalRuns, Runner
 from winml_dag.engine.stage import Node, Workspace
 from winml_dag.errors import InputError, Interrupted, StageError
 
@@ -193,6 +193,7 @@ def test_the_store_is_told_what_is_reused_and_nothing_else(bench: Bench) -> None
     assert used == [ran.results[name].cache_key for name in ("export", "quantize")]
 
 
+@pytest.mark.timeout(PATIENCE)
 def test_stop_waits_for_what_runs_and_lets_nothing_begin(tmp_path: Path) -> None:
     started, may_end = threading.Event(), threading.Event()
 
@@ -217,6 +218,7 @@ def test_stop_waits_for_what_runs_and_lets_nothing_begin(tmp_path: Path) -> None
     running = threading.Thread(target=runner.run, args=(one, decision, {}))
     running.start()
     started.wait()
+    assert LocalRuns(runner, 1).wait() == [], "without an end for it, so that Python can handle an earlier interrupt"
     stopping = threading.Thread(target=runner.stop)
     stopping.start()
     assert list(tmp_path.iterdir()), "it still works in the scratch folder"
