@@ -140,11 +140,8 @@ class LocalExecutor:
         self._lock = threading.Lock()
         self._stopped = False
         self._reaper: Reaper | None = None
+        self._preload = preload
         self._server: ForkServer | None = None
-        if preload and sys.platform == "linux":
-            from winml_dag.engine.forkserver import ForkServer
-
-            self._server = ForkServer(preload)
 
     def run(self, job: Job) -> Outcome:
         """See ``Executor``. Raises OSError when the system cannot start more processes."""
@@ -185,13 +182,27 @@ class LocalExecutor:
             environment = worker_environment(temporary)
             if job.node.interpreter is not None:
                 return self._run_elsewhere(job, job.node.interpreter, work, environment)
-            server = self._server if job.node.stage.work.startswith(_FORKED) else None
-            return self._run(job, [*arguments, ".."], work, environment, server=server)
-        # Imported here, as below: most builds have no stages of a recipe's own.
+            return self._run(job, [*arguments, ".."], work, environment, server=self._server_for(job.node))
+        own = {**python_path(), **_declared(job.node), **temporary_environment(temporary)}
+        return self._run(job, [*arguments, str(job.folder)], job.at, {**self._minimum, **own})
+
+    def _server_for(self, node: Node) -> ForkServer | None:
+        """What forks the worker of *node*; None if that has to be a new process."""
+        if not self._preload or sys.platform != "linux" or not node.stage.work.startswith(_FORKED):
+            return None
+        # Imported here, as below: builds of commands only need none.
+        from winml_dag.engine.forkserver import ForkServer
+
+        with self._lock:
+            self._server = self._server or ForkServer(self._preload)
+            return self._server
+
+    @cached_property
+    def _minimum(self) -> Mapping[str, str]:
+        """The environment of the recipe's own stages, without what each declares."""
         from winml_dag.engine.command import minimal_environment
 
-        own = {**python_path(), **_declared(job.node), **temporary_environment(temporary)}
-        return self._run(job, [*arguments, str(job.folder)], job.at, {**minimal_environment(), **own})
+        return minimal_environment()
 
     def _run_elsewhere(self, job: Job, interpreter: Path, work: Path, environment: Mapping[str, str]) -> Outcome:
         script = Path(__file__).with_name("elsewhere.py")
@@ -211,7 +222,7 @@ class LocalExecutor:
             ) from error
 
     def _run_command(self, job: Job, temporary: str) -> Outcome:
-        from winml_dag.engine.command import config_texts, fill, find_program, minimal_environment
+        from winml_dag.engine.command import config_texts, fill, find_program
 
         node = job.node
         assert node.command is not None
@@ -222,7 +233,7 @@ class LocalExecutor:
             "config": config_texts(node.config),
         }
         arguments = [fill(argument, names) for argument in node.command.arguments]
-        environment = {**minimal_environment(), **temporary_environment(temporary), **node.command.environment}
+        environment = {**self._minimum, **temporary_environment(temporary), **node.command.environment}
         # Use the program that is in the key, even if another one comes before it on PATH now.
         known = node.tools.get("program")
         program = str(known) if known else find_program(arguments[0], job.at, environment)

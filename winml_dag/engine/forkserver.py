@@ -158,7 +158,7 @@ def _work(connection: int, log: int) -> NoReturn:
     try:
         with contextlib.suppress(OSError):
             os.setpgid(0, 0)
-        with open(connection, "rb", buffering=0, closefd=False) as request:
+        with open(connection, "rb", closefd=False) as request:
             folder, environment = json.loads(request.readline())
         # The worker watches its standard input for the end of the engine.
         for descriptor, source in enumerate((connection, log, log)):
