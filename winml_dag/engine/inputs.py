@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from winml_dag.engine.execute import Job
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.stage import FileAccess, Node, Source, SourceFile
-from winml_dag.errors import InputError, StageError
+from winml_dag.engine.stage import FileAccess, Node, Source, SourceFile, changed
+from winml_dag.errors import StageError
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.clone import clone_file
 from winml_dag.store.digest import Fingerprints, split_digest
@@ -30,11 +30,6 @@ if TYPE_CHECKING:
 
 # The file that represents an artifact of several files in a command, if exactly one file has this suffix.
 _MAIN_SUFFIX = ".onnx"
-
-
-def changed(path: Path | str, advice: str = "Build again when it has come to rest.") -> InputError:
-    """The error for an input that no longer matches the key."""
-    return InputError(f"{path} changed while it was being used, so nothing was stored.", advice=advice)
 
 
 class Preparer:

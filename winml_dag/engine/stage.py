@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.exchange import OnProgress, no_progress
-from winml_dag.errors import StageError, UsageError
+from winml_dag.errors import InputError, StageError, UsageError
 from winml_dag.store.artifact import Artifact, FileEntry
 
 if TYPE_CHECKING:
@@ -228,6 +228,11 @@ class Source:
     files: tuple[SourceFile, ...]
     folders: tuple[Path, ...] = ()
     stored: Artifact | None = None
+
+
+def changed(path: Path | str, advice: str = "Build again when it has come to rest.") -> InputError:
+    """The error for an input that no longer matches the key."""
+    return InputError(f"{path} changed while it was being used, so nothing was stored.", advice=advice)
 
 
 @dataclass(frozen=True)

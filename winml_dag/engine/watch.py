@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from winml_dag.engine.inplace import InPlace, list_folder
-from winml_dag.engine.inputs import changed
-from winml_dag.engine.stage import Source
+from winml_dag.engine.stage import Source, changed
 from winml_dag.file_reading import Signature, signature_from, signature_of
 from winml_dag.store.artifact import FileEntry
 

@@ -66,7 +66,7 @@ def perform(task: Task, progress: OnProgress, *, elsewhere: bool = False) -> Res
             progress=progress,
             machine_facts=task.machine_facts,
         )
-        function: Callable[[Any, Workspace], JsonObject] = call if task.work == CALL else _work(task.work)
+        function: Callable[[Any, Workspace], JsonObject] = call if task.work == CALL else _imported(task.work)
         metrics = function(config, workspace)
         canonical_json(metrics)  # raises for non-JSON values here, where the error can be reported
         return Result({**metrics, **_usage()})
@@ -150,7 +150,7 @@ def _check_files(expected: Mapping[str, Path]) -> None:
             )
 
 
-def _work(reference: str) -> Any:
+def _imported(reference: str) -> Any:
     """The function, imported with garbage collection disabled.
 
     Modules stay until the end, and scanning them repeatedly took a seventh of the time to export a small model.
