@@ -1,21 +1,20 @@
-"""Cells of a sweep as requests and results, and measuring them."""
+"""Cells of a sweep as requests and results."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.engine.events import Status
-from winml_dag.errors import InputError, UsageError, WinmlDagError
+from winml_dag.errors import InputError, UsageError
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.sweep.result import (
     CellResult,
     CellStatus,
     Failure,
-    Measured,
     SharedGraph,
     StageRun,
     read_sweep,
@@ -23,19 +22,14 @@ from winml_dag.pipeline.sweep.result import (
 
 if TYPE_CHECKING:
     from winml_dag.engine.eta import CriticalPath
-    from winml_dag.pipeline.assess.measurement import AssessmentPlan
     from winml_dag.pipeline.build import Outcome
     from winml_dag.pipeline.buildresult import StageView
     from winml_dag.pipeline.plan_cache import Planned
     from winml_dag.pipeline.request import Overrides, Request
-    from winml_dag.pipeline.run import Driver
-    from winml_dag.recipe.load import LoadedRecipe
     from winml_dag.recipe.sweep import Cell, Sweep
 
 
 FAILED = (CellStatus.FAILED, CellStatus.REFUSED)
-PERF = "perf"
-EVAL = "eval"
 
 
 @dataclass(frozen=True)
@@ -268,87 +262,3 @@ def longest_chain(
 
 
 _ORDER = (str(Status.RAN), str(Status.FAILED), str(Status.REUSED))
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A cell with a build: its output folder, and the recipe that configures measurements."""
-
-    name: str
-    folder: Path
-    recipe: LoadedRecipe
-
-    @property
-    def has_data(self) -> bool:
-        """Whether its recipe names data or a reference for measuring, which builds do not depend on."""
-        recipe = self.recipe.recipe
-        given = [recipe.perf.input_data]
-        if recipe.eval is not None:
-            given += [recipe.eval.dataset.path, recipe.eval.input_data, recipe.eval.reference_path]
-        return any(each is not None for each in given)
-
-
-def measure_cells(
-    cells: Sequence[Finished], measure: Collection[str], driver: Driver, done: Callable[[str], None]
-) -> tuple[Mapping[str, Measured], Mapping[str, Measured]]:
-    """Run those of perf and eval that *measure* names on *cells*; returns the results of each by cell name.
-
-    This is a phase after all builds, not part of their graph: measuring next to a running build would measure the
-    build, too. Results are records, so the commands and the sweep share them.
-
-    perf has the machine to itself, one model at a time; eval runs as many at once as *driver* has jobs. Cells with
-    equal models are measured once. A failed measurement is returned with its error. *done* is called for each cell that
-    is complete.
-    """
-    # Imported here: most sweeps measure nothing.
-    from winml_dag.pipeline.assess.builtmodel import find_built_model
-    from winml_dag.pipeline.assess.eval import EvaluationRequest, eval_section, plan_evaluation
-    from winml_dag.pipeline.assess.perf import PerfRequest, plan_perf
-    from winml_dag.pipeline.host import this_host
-
-    host, store = this_host(), driver.store
-
-    def perf(cell: Finished) -> AssessmentPlan:
-        request = PerfRequest(cell.recipe.recipe.perf, cell.recipe.path.parent)
-        return plan_perf(find_built_model(cell.folder), request, store, host)
-
-    def evaluation(cell: Finished) -> AssessmentPlan:
-        section = eval_section(cell.recipe.recipe.eval, {}, {})
-        request = EvaluationRequest(section, cell.recipe.path.parent, {}, download=False)
-        return plan_evaluation(find_built_model(cell.folder), request, store)
-
-    speeds: Mapping[str, Measured] = {}
-    qualities: Mapping[str, Measured] = {}
-    if PERF in measure:
-        alone = replace(driver, options=replace(driver.options, jobs=1))
-        speeds = _measured(cells, perf, alone, (lambda _: None) if EVAL in measure else done)
-    if EVAL in measure:
-        qualities = _measured(cells, evaluation, driver, done)
-    return speeds, qualities
-
-
-def _measured(
-    cells: Sequence[Finished], plan: Callable[[Finished], AssessmentPlan], driver: Driver, done: Callable[[str], None]
-) -> Mapping[str, Measured]:
-    """Return the results of what *plan* returns, by cell name; *done* is called for each that has ended."""
-    from winml_dag.pipeline.assess.measurement import MeasurementJob
-
-    measured: dict[str, Measured] = {}
-    planned: dict[str, AssessmentPlan] = {}
-    for cell in cells:
-        try:
-            planned[cell.name] = plan(cell)
-        except WinmlDagError as error:
-            measured[cell.name] = Measured(error=str(error))
-            done(cell.name)
-    jobs = [MeasurementJob(each.measurement, driver.store, name) for name, each in planned.items()]
-    ended = driver.run(jobs, lambda name, _: done(name))
-    for (name, each), became in zip(planned.items(), ended, strict=True):
-        assert became is not None
-        if isinstance(became, WinmlDagError):
-            measured[name] = Measured(error=str(became))
-        elif became.failed is not None:
-            measured[name] = Measured(error=str(became.failed.as_error()))
-        else:
-            measured[name] = Measured(became.freshness, became.made_at, each.report(became))
-    return measured

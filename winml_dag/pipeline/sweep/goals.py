@@ -13,80 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from winml_dag.errors import UsageError, WinmlDagError
 from winml_dag.file_reading import read_json
-from winml_dag.pipeline.documents import BuildManifest, EvalReport, Figures, MetricReport, PerfReport
 from winml_dag.pipeline.layout import BUILD_CONFIG
-from winml_dag.pipeline.manifest import read_manifest
 from winml_dag.pipeline.run import Driver
-from winml_dag.pipeline.sweep.result import Candidate, CellResult, CellStatus, GoalResult, Measured, SearchResult
+from winml_dag.pipeline.sweep.measuring import Facts, facts_of
+from winml_dag.pipeline.sweep.result import Candidate, CellResult, CellStatus, GoalResult, SearchResult
 from winml_dag.pipeline.sweep.search import PrecisionSearch, rank_cells, search_together
 from winml_dag.recipe.goal import MEASURES, Bound, Goal, Search, group_axes, groups, winner_folder
-from winml_dag.stages.perf.latency import EMULATED
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.request import Request
     from winml_dag.recipe.sweep import Cell, Sweep
-
-
-# Replaces an infinite signal-to-noise ratio, which JSON cannot represent: no bound is higher.
-EXACT_DB = 1000.0
-
-
-@dataclass(frozen=True)
-class Facts:
-    """``values``: by measure, in its unit; ``missing``: why other measures have no value.
-
-    ``emulated``: latencies and memory are those of an emulator, not of the device.
-    """
-
-    values: Mapping[str, float]
-    missing: Mapping[str, str]
-    emulated: bool = False
-
-
-def facts_of(cell: CellResult, folder: Path) -> Facts:
-    """Return the metrics of *cell*, which has a build, in a sweep with outputs in *folder*."""
-    manifest = read_manifest(folder / cell.folder)
-    build = BuildManifest() if manifest is None else manifest.build
-    perf = PerfReport.model_validate({} if cell.perf is None else cell.perf.report)
-    evaluated = EvalReport.model_validate({} if cell.eval is None else cell.eval.report)
-    metric = evaluated.metrics.get(evaluated.main_metric or "", MetricReport())
-    figures = [found for stage in build.done("validate") if (found := stage.metrics.quality) is not None]
-    quality = Figures.worst(_with_ratio(one) for one in figures)
-    values: dict[str, float] = {}
-    missing: dict[str, str] = {}
-
-    def add(why: str, **found: float | None) -> None:
-        values.update((name, value) for name, value in found.items() if value is not None)
-        missing.update((name, why) for name, value in found.items() if value is None)
-
-    add("the build ships no model", size=sum(file.size for file in build.shipped.values()) or None)
-    add(
-        "the build was not validated against its float model",
-        cosine=quality.cosine,
-        cosine_min=quality.cosine_min,
-        sqnr_db=quality.sqnr_db,
-        max_abs_error=quality.max_abs_error,
-    )
-    add(_why(cell.perf, "perf"), latency=perf.latency_ms.p50, peak_memory=perf.memory_bytes.peak)
-    add(_why(cell.eval, "eval"), accuracy=metric.candidate.value, accuracy_drop=metric.drop)
-    return Facts(values, missing, emulated=EMULATED in perf.notices)
-
-
-def _with_ratio(figures: Figures) -> Figures:
-    """Return *figures* with a ratio: without noise or without a signal there is none, and the cosine shows which."""
-    if figures.sqnr_db is not None:
-        return figures
-    return figures.model_copy(update={"sqnr_db": EXACT_DB if figures.cosine == 1 else -EXACT_DB})
-
-
-def _why(measured: Measured | None, command: str) -> str:
-    if measured is None:
-        return f"{command} was not asked for"
-    if measured.error:
-        return measured.error
-    if command == "eval":
-        return "eval has no such figure (accuracy is the first metric of a task, its drop is against a float model)"
-    return "perf has no such figure"
 
 
 @dataclass(frozen=True)

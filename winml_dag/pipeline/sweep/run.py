@@ -21,20 +21,19 @@ from winml_dag.pipeline.plan_cache import plan_each, plan_request
 from winml_dag.pipeline.run import BuildOptions, Driver
 from winml_dag.pipeline.search import WithoutRounds
 from winml_dag.pipeline.sweep.cells import (
-    Finished,
     Selection,
     as_found,
     cell_result,
     folder_of,
     keys_of,
     longest_chain,
-    measure_cells,
     refuse_overruled,
     request_of,
     selected,
 )
 from winml_dag.pipeline.sweep.goals import GoalOutcome, Means, pursue_goals
 from winml_dag.pipeline.sweep.ledger import Ledger, modules_of, new_head, write_summary
+from winml_dag.pipeline.sweep.measuring import Finished, measure_cells
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus, SweepResult
 from winml_dag.pipeline.uptodate import CurrentPlan, Environment, check, log_use
 from winml_dag.pipeline.uptodate import keys_of as keys_of_note
