@@ -344,6 +344,20 @@ def test_an_output_folder_with_a_name_that_no_folder_can_have(shell: Shell) -> N
     assert "cannot be the output folder" in said
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has names that are not text")
+@pytest.mark.parametrize("place", ["cache", "model", "output"])
+def test_a_path_that_is_not_text(place: str, shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = tmp_path / b"odd\xff".decode(errors="surrogateescape")
+    odd.mkdir()
+    model = float_model((odd if place == "model" else tmp_path) / "model.onnx")
+    if place == "cache":  # it is in the current folder
+        monkeypatch.chdir(odd)
+    output = (odd if place == "output" else tmp_path) / "out"
+    code, said = shell("build", "--onnx", str(model), "-o", str(output))
+    assert code == 2
+    assert "A path contains 'odd\\udcff', which is not valid UTF-8." in said
+
+
 def test_a_build_without_stdout(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     float_model(shell.folder / "model.onnx")
     monkeypatch.setattr(sys, "stdout", None)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag import __version__
-from winml_dag.errors import ENDING_SIGNALS, Interrupted, WinmlDagError
+from winml_dag.errors import ENDING_SIGNALS, Interrupted, UsageError, WinmlDagError
 
 if TYPE_CHECKING:
     from winml_dag.canonical import JsonObject
@@ -274,6 +274,11 @@ def run(arguments: list[str] | None = None) -> int:
         if _document.fields:
             _print_document(code)
         return code
+    except UnicodeEncodeError as error:  # Linux allows any bytes in names; JSON, SQLite and ONNX need text
+        name = error.object[max(0, error.object.rfind("/", 0, error.start) + 1) : error.end]
+        said = f"A path contains {name!r}, which is not valid UTF-8. Rename that file or folder."
+        echo(f"error: {said}", err=True)
+        return _failed(words, UsageError.exit_code, said)
     except OSError as error:  # e.g. stdout on a full disk; the tool's own file accesses raise errors of their own
         what = error.strerror or str(error)
         echo(f"error: {what}{f' ({error.filename})' if error.filename else ''}.", err=True)

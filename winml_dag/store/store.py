@@ -339,6 +339,7 @@ def _begin(folder: Path, function: DigestFunction | None) -> DigestFunction:
     Many processes may do so at once.
     """
     marker = folder / MARKER
+    str(folder).encode()  # raises UnicodeEncodeError here, not in the libraries of a stage
     with in_words(f"Cannot use {folder} as the cache"):
         folder.mkdir(parents=True, exist_ok=True)
         # The marker is the first file of a store. So after checking for it again, other files cannot belong to a store
