@@ -344,6 +344,22 @@ def test_an_output_folder_with_a_name_that_no_folder_can_have(shell: Shell) -> N
     assert "cannot be the output folder" in said
 
 
+@pytest.mark.parametrize("folder", ["cache", "cache/blobs/out", "x/../cache/out"])
+def test_an_output_folder_in_the_cache(folder: str, shell: Shell) -> None:
+    float_model(shell.folder / "model.onnx")
+    code, said = shell("build", "--onnx", "model.onnx", "-o", folder)
+    assert code == 2
+    assert f"{Path(folder)} is in the cache folder." in said
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no named pipes among its files")
+def test_a_model_that_is_a_named_pipe(shell: Shell) -> None:
+    os.mkfifo(shell.folder / "model.onnx")
+    code, said = shell("build", "--onnx", "model.onnx", "-o", "out")
+    assert code == 3
+    assert "model.onnx cannot be read: it is not a regular file." in said
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has names that are not text")
 @pytest.mark.parametrize("place", ["cache", "model", "output"])
 def test_a_path_that_is_not_text(place: str, shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """The execution providers that a recipe may name: those of :mod:`winml_dag.ep.providers` and of installed packages.
 
-A package adds one by an entry point in the group ``winml_dag.providers`` that names an
+Each module of the former declares one as ``PROVIDER``; a file that is added there is found by itself. A package adds
+one by an entry point in the group ``winml_dag.providers`` that names an
 :class:`~winml_dag.ep.provider.ExecutionProvider`. :mod:`winml_dag.ep.availability` determines which of them can be
 used.
 """

@@ -6,6 +6,7 @@ data is skipped, so the size of the weights does not matter. Any bytes result in
 
 from __future__ import annotations
 
+import os
 import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, TypeVar
 
 from winml_dag.errors import InputError
+from winml_dag.file_reading import open_regular
 from winml_dag.onnxmodel.graph import STANDARD_DOMAIN, TAG_KEY, Attribute, Function, Graph, Model, Node, Tensor, Value
 
 # Bounded reads instead of mmap: a mapped file that shrinks meanwhile ends the process with SIGBUS. The window is small,
@@ -146,7 +148,7 @@ def read_model(path: Path, *, values: bool = False) -> Model:
         InputError: the file is missing, unreadable, truncated or not an ONNX model.
     """
     try:
-        with path.open("rb") as handle:
+        with os.fdopen(open_regular(path)[0], "rb") as handle:
             return _model(File(handle), values)
     except FileNotFoundError:
         raise InputError(f"The model {path} does not exist.", advice="Check the path.") from None

@@ -273,10 +273,17 @@ def output_folder(request: Request, loaded: LoadedRecipe | None, cache_dir: Path
         if request.output_dir is not None:
             raise UsageError("-o/--output-dir and --use-cache exclude each other.", advice="Give one of them.")
         return cache_dir / OUTPUTS / _cache_name(request, loaded)
-    if request.output_dir is not None:
-        return request.output_dir
-    if loaded is not None and loaded.recipe.output_dir is not None:
-        return loaded.resolve_path(loaded.recipe.output_dir)
+    named = request.output_dir
+    if named is None and loaded is not None and loaded.recipe.output_dir is not None:
+        named = loaded.resolve_path(loaded.recipe.output_dir)
+    if named is not None:
+        # Elsewhere in the cache a collection would take the files for garbage.
+        cache, path = f"{os.path.abspath(cache_dir)}{os.sep}", f"{os.path.abspath(named)}{os.sep}"  # noqa: PTH100
+        if path.startswith(cache) and not path.startswith(f"{cache}{OUTPUTS}{os.sep}"):
+            raise UsageError(
+                f"{named} is in the cache folder.", advice="Choose another folder with -o, or --use-cache."
+            )
+        return named
     if loaded is not None and has_only_stages(loaded, request.overrides):
         # Stages choose their own output paths; only the manifest needs a folder. Use the full file name of the recipe:
         # with only the stem, notes.json and notes.yaml would each claim and remove the other's outputs.
