@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,17 +35,14 @@ def table(rows: Iterable[tuple[Case, Outcome]]) -> bytes:
     return table_bytes(ABOUT, rows_of([row for row in rows for _ in range(3)]))
 
 
-def cases_of(model: onnx.ModelProto, scratch: Path) -> list[Case]:
+def cases_of(model: onnx.ModelProto) -> list[Case]:
     """Return the case of every node of *model*, with inferred shapes."""
-    onnx.save(onnx.shape_inference.infer_shapes(model), scratch)
-    read = read_model(scratch, values=True)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        onnx.save(onnx.shape_inference.infer_shapes(model), path)
+        read = read_model(path, values=True)
     scope = Dataflow(read)
     return [case_of(node, scope) for node in read.graph.nodes]
-
-
-def table_of(model: onnx.ModelProto, scratch: Path, outcomes: Mapping[str, Outcome]) -> bytes:
-    """Return a table in which every operator of *model* is supported, except where *outcomes* says otherwise."""
-    return table((case, outcomes.get(case.op_type, TAKEN)) for case in cases_of(model, scratch))
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None
     middle = onnx.helper.make_tensor_value_info("n", onnx.TensorProto.FLOAT, [2, 4])
     unknown.graph.value_info.append(middle)
     onnx.save(unknown, folder / "unknown.onnx")
-    rows = [(case, LEFT if case.op_type == "Tanh" else TAKEN) for case in cases_of(gelu, folder / "scratch.onnx")]
+    rows = [(case, LEFT if case.op_type == "Tanh" else TAKEN) for case in cases_of(gelu)]
     fused = replace(rows[-1][0], op_type="Gelu", inputs=rows[-1][0].inputs[:1], attributes=(("approximate", "tanh"),))
     (folder / "support").mkdir()
     (folder / "support" / "qnn_npu.support").write_bytes(table([*rows, (fused, TAKEN)]))
@@ -104,7 +104,7 @@ def test_all_targets_that_were_measured_are_told_together(shared: Project, analy
     assert result["metadata"]["detected_pattern_count"] == {"SUBGRAPH/GeluPattern": 1}
 
 
-@pytest.mark.parametrize("ep", ["dml", "openvino", "vitisai", "cuda"])
+@pytest.mark.parametrize("ep", ["dml", "cuda"])
 def test_a_target_without_a_table_has_every_operator_as_unknown(
     shared: Project, analyzed: Analyze, capsys: pytest.CaptureFixture[str], ep: str
 ) -> None:
@@ -112,21 +112,15 @@ def test_a_target_without_a_table_has_every_operator_as_unknown(
     result = json.loads((shared.folder / f"{ep}.json").read_text(encoding="utf-8"))
     assert result == found["analysis"]
     (target,) = result["results"]
-    assert target["classification"] == {
-        "supported": [],
-        "partial": [],
-        "unsupported": [],
-        "unknown": ["OP/ai.onnx/Pow", "OP/ai.onnx/Mul", "OP/ai.onnx/Add", "OP/ai.onnx/Tanh"],
-    }
+    unknown = ["OP/ai.onnx/Pow", "OP/ai.onnx/Mul", "OP/ai.onnx/Add", "OP/ai.onnx/Tanh"]
+    assert target["classification"] == {"supported": [], "partial": [], "unsupported": [], "unknown": unknown}
+    # As in winml-cli's own example: unknown operators are no warning.
     assert (target["runtime_support"], target["has_errors"], target["has_warnings"]) == (False, False, False)
+    assert found["targets"][0]["proposed"] == {}
     (notice,) = found["notices"]
     assert "There is no table of what" in notice
-    assert notice in " ".join(run_text(capsys, "gelu.onnx", "--ep", ep).split())
-
-
-def run_text(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert run(["analyze", *arguments]) == 1
-    return capsys.readouterr().out
+    assert run(["analyze", "gelu.onnx", "--ep", ep]) == 1
+    assert notice in " ".join(capsys.readouterr().out.split())
 
 
 def test_what_would_help_is_a_file_that_optimize_takes(
@@ -144,8 +138,7 @@ def test_an_operator_outside_of_the_standard_is_asked_about_once(analyzed: Analy
     asked = analyzed(0, "unknown.onnx")
     assert asked["targets"][0]["nodes"] == {"supported": 2, "partial": 0, "unsupported": 0, "unknown": 0}
     again = analyzed(0, "unknown.onnx", "--run-unknown-op")
-    assert again["analyzed"] == "cached"
-    assert again["made_at"] == asked["made_at"]
+    assert (again["analyzed"], again["made_at"]) == ("cached", asked["made_at"])
 
 
 def test_single_nodes_are_models_that_run(shared: Project, analyzed: Analyze) -> None:
@@ -157,6 +150,8 @@ def test_single_nodes_are_models_that_run(shared: Project, analyzed: Analyze) ->
     assert [node.op_type for node in model.graph.node] == ["Tanh"]
     onnxruntime.InferenceSession(shared.folder / path, providers=["CPUExecutionProvider"])
     assert analyzed(1, "gelu.onnx", "--ep", "qnn", "--save-node", "partial")["saved_nodes"] == [path]
+    # Lint alone needs no table.
+    assert analyzed(0, "model.onnx", "--ep", "vitisai", "--no-information")["analysis"]["lint"]["passed"] is True
 
 
 @pytest.mark.parametrize(
@@ -183,8 +178,3 @@ def test_what_cannot_be_is_refused_in_a_sentence(
     assert words in found["errors"][0]
     assert onnx.load(shared.folder / "model.onnx").graph.node
     assert not (shared.folder / "never.json").exists()
-
-
-def test_lint_alone_needs_no_table(analyzed: Analyze) -> None:
-    found = analyzed(0, "model.onnx", "--ep", "vitisai", "--no-information")
-    assert found["analysis"]["lint"]["passed"] is True

@@ -23,10 +23,6 @@ def test_an_argument_that_there_is_not_is_a_type_error_of_the_function(function:
         function("model.onnx", "out", chache_dir="cache")
     with pytest.raises(TypeError, match=rf"{name}\(\) .*'arguments'"):
         function("model.onnx", "out", arguments={})
-
-
-@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
-def test_rebuild_is_force_rebuild(function: Callable[..., Any]) -> None:
     with pytest.raises(TypeError, match="'rebuild' and 'force_rebuild', two names of one argument"):
         function("model.onnx", "out", rebuild=True, force_rebuild=True)
 

@@ -1,4 +1,4 @@
-"""Files that are read completely, and other things that can exist at their paths."""
+"""Small files: which names are safe, which are read completely, and other things that can exist at their paths."""
 
 from __future__ import annotations
 
@@ -9,9 +9,25 @@ from pathlib import Path
 
 import pytest
 
+from winml_dag.errors import InputError, StoreError
 from winml_dag.file_reading import parse_json, read_bytes, read_json, read_text
+from winml_dag.onnxmodel.sidecar import sidecar_name
+from winml_dag.store.files import check_name
 
-posix = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such files in folders")
+UNSAFE = ["..", "a/../b", "/a", "nul", "COM1.txt", "conin$", "a/CONOUT$", "a\ud800", "a.", "a ", "a:b", "a\\b", "a\x00"]
+
+
+@pytest.mark.parametrize("name", UNSAFE)
+def test_an_unsafe_name_is_refused_in_a_record_and_in_a_model(name: str) -> None:
+    with pytest.raises(StoreError):
+        check_name(name)
+    with pytest.raises(InputError):
+        sidecar_name(Path("model.onnx"), name)
+
+
+def test_an_ordinary_name_is_taken_by_both() -> None:
+    for name in ("a", "a.onnx.data", "a/b.bin", "console.txt", "größe.bin"):
+        assert check_name(name) == sidecar_name(Path("model.onnx"), name) == name
 
 
 @pytest.mark.parametrize("size", [0, 1, 65535, 65536, 65537, 100_000])
@@ -30,7 +46,7 @@ def test_ends_of_lines_are_those_of_python(tmp_path: Path) -> None:
     assert read_text(path) == path.read_text(encoding="utf-8")
 
 
-@posix
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such files in folders")
 @pytest.mark.parametrize("what", ["fifo", "link to a fifo", "/dev/zero", "/dev/stdin", "folder", "dangling"])
 def test_what_is_no_ordinary_file_is_refused_at_once(tmp_path: Path, what: str) -> None:
     path = tmp_path / "file"

@@ -11,13 +11,10 @@ import pytest
 
 from winml_dag.configuration import CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE
 from winml_dag.ep.availability import environment_of, installed, libraries_of, package_of, require_installed
-from winml_dag.ep.environments import Environment
 from winml_dag.ep.providers.cuda import CUDA
 from winml_dag.ep.providers.openvino import OPENVINO
 from winml_dag.ep.registry import QNN, Target
 from winml_dag.errors import UsageError
-
-posix_only = pytest.mark.skipif(sys.platform == "win32", reason="environments lie otherwise on Windows")
 
 
 @pytest.fixture(scope="module")
@@ -41,21 +38,16 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "config.toml"
 
 
-def write(config: Path, text: str) -> None:
+def named(config: Path, folder: Path, ep: str = "openvino", more: str = "") -> str:
+    """Write the configuration file, which names *folder* for *ep*, and return its text."""
+    text = f"[ep.{ep}]\nenvironment = '{folder.as_posix()}'\n{more}"
     config.write_text(text, encoding="utf-8")
-
-
-def test_without_a_configuration_everything_runs_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in (CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE):
-        monkeypatch.delenv(variable, raising=False)
-    for variable in ("XDG_CONFIG_HOME", "LOCALAPPDATA", "HOME"):
-        monkeypatch.setenv(variable, str(tmp_path))
-    assert environment_of(OPENVINO) is None
+    return text
 
 
 @pytest.mark.parametrize("name", ["openvino", "ov", "OpenVINOExecutionProvider"])
 def test_an_environment_is_named_in_a_file_relative_to_it(config: Path, real: Path, name: str) -> None:
-    write(config, f"[ep.{name}]\nenvironment = '{Path(os.path.relpath(real, config.parent)).as_posix()}'\n")
+    named(config, Path(os.path.relpath(real, config.parent)), name)
     found = environment_of(OPENVINO)
     assert found is not None
     assert found.folder.resolve() == real.resolve()
@@ -69,16 +61,12 @@ def test_an_environment_is_named_in_a_file_relative_to_it(config: Path, real: Pa
     assert libraries_of(OPENVINO, found).names() == ["libopenvino.so.2541"]
 
 
-def test_the_home_folder_may_be_written_as_a_tilde(config: Path, real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in ("HOME", "USERPROFILE"):
-        monkeypatch.setenv(variable, str(real.parent))
-    write(config, '[ep.openvino]\nenvironment = "~/.venv-openvino"\n')
-    assert environment_of(OPENVINO) is not None
-
-
-def test_a_user_without_a_home_has_no_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_home_or_a_file_has_no_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in (CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE, "XDG_CONFIG_HOME"):
         monkeypatch.delenv(variable, raising=False)
+    for variable in ("LOCALAPPDATA", "HOME"):
+        monkeypatch.setenv(variable, str(tmp_path))
+    assert environment_of(OPENVINO) is None
     # As in Python where neither the environment nor the system has a home folder.
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     assert environment_of(OPENVINO) is None
@@ -87,8 +75,26 @@ def test_a_user_without_a_home_has_no_configuration(monkeypatch: pytest.MonkeyPa
         environment_of(OPENVINO)
 
 
+def test_an_edit_of_the_file_is_seen_at_once(config: Path, real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remote = "[[remote]]\nurl = 'https://cache'\n[signing]\nkeys_file = 'keys'\n"
+    named(config, real, more=remote)
+    assert environment_of(OPENVINO) is not None
+    # The environment that we run in is no other one.
+    named(config, Path(sys.prefix))
+    assert environment_of(OPENVINO) is None
+    for variable in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(variable, str(real.parent))
+    named(config, Path("~/.venv-openvino"))
+    assert environment_of(OPENVINO) is not None
+    config.write_text("", encoding="utf-8")
+    assert environment_of(OPENVINO) is None
+    config.unlink()
+    with pytest.raises(UsageError, match=f"{CONFIG_VARIABLE} names .*, which is not there"):
+        environment_of(OPENVINO)
+
+
 def test_the_variable_has_precedence_over_the_file(config: Path, real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(config, '[ep.openvino]\nenvironment = "nowhere"\n[ep.cuda]\nenvironment = "nowhere"\n')
+    named(config, Path("nowhere"), more=named(config, Path("nowhere"), "cuda"))
     monkeypatch.setenv(ENVIRONMENTS_VARIABLE, os.pathsep.join([f"ov={real}", f"qnn={real}"]))
     for ep in (OPENVINO, QNN):
         found = environment_of(ep)
@@ -96,24 +102,10 @@ def test_the_variable_has_precedence_over_the_file(config: Path, real: Path, mon
         assert found.folder == real
     with pytest.raises(UsageError, match="nowhere, which is not there"):
         environment_of(CUDA)
-
-
-def test_the_environment_that_we_run_in_is_no_other_one(config: Path) -> None:
-    write(config, f"[ep.qnn]\nenvironment = '{Path(sys.prefix).as_posix()}'\n")
-    assert environment_of(QNN) is None
-
-
-def test_the_file_may_speak_of_remotes_too(config: Path, real: Path) -> None:
-    remote = "[[remote]]\nurl = 'https://cache'\n[signing]\nkeys_file = 'keys'\n"
-    write(config, f"[ep.openvino]\nenvironment = '{real.as_posix()}'\n{remote}")
-    assert environment_of(OPENVINO) is not None
-
-
-def test_an_edit_of_the_file_is_seen_at_once(config: Path, real: Path) -> None:
-    write(config, f"[ep.openvino]\nenvironment = '{real.as_posix()}'\n")
-    assert environment_of(OPENVINO) is not None
-    write(config, "")
-    assert environment_of(OPENVINO) is None
+    for text in ("openvino", "=/x", "openvino="):
+        monkeypatch.setenv(ENVIRONMENTS_VARIABLE, text)
+        with pytest.raises(UsageError, match=f"{ENVIRONMENTS_VARIABLE} has '{text}'"):
+            environment_of(OPENVINO)
 
 
 @pytest.mark.parametrize(
@@ -134,82 +126,52 @@ def test_an_edit_of_the_file_is_seen_at_once(config: Path, real: Path) -> None:
     ],
 )
 def test_what_a_file_cannot_say_is_one_sentence_with_file_and_key(config: Path, text: str, message: str) -> None:
-    write(config, text)
+    config.write_text(text, encoding="utf-8")
     with pytest.raises(UsageError, match=message) as caught:
         environment_of(OPENVINO)
     assert caught.value.exit_code == 2
 
 
-def test_a_file_that_is_named_has_to_be_there(config: Path) -> None:
-    with pytest.raises(UsageError, match=f"{CONFIG_VARIABLE} names .*, which is not there"):
-        environment_of(OPENVINO)
-    assert not config.exists()
-
-
-@pytest.mark.usefixtures("config")
-@pytest.mark.parametrize("text", ["openvino", "=/x", "openvino="])
-def test_a_variable_that_names_nothing_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setenv(ENVIRONMENTS_VARIABLE, text)
-    with pytest.raises(UsageError, match=f"{ENVIRONMENTS_VARIABLE} has '{text}'"):
-        environment_of(OPENVINO)
-
-
-def made(folder: Path, *names: str, marker: str | None = None) -> Path:
-    for name in names:
-        path = folder / name
-        (path if name.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
-        if not name.endswith("/"):
-            path.touch()
-    if marker is not None:
-        (folder / "pyvenv.cfg").write_text(marker)
-    return folder
-
-
-def named(config: Path, folder: Path) -> Environment | None:
-    write(config, f"[ep.openvino]\nenvironment = '{folder.as_posix()}'\n")
-    return environment_of(OPENVINO)
-
-
-@posix_only
-def test_a_conda_environment_is_one_too(config: Path, tmp_path: Path) -> None:
-    names = ("bin/python", "lib/python3.12/site-packages/", "conda-meta/python-3.12.4-h5148396_1.json")
-    found = named(config, made(tmp_path / "conda", *names))
-    assert found is not None
-    assert found.site_packages == (tmp_path / "conda" / "lib/python3.12/site-packages",)
-
-
-@posix_only
-def test_packages_of_a_python_that_was_replaced_are_not_looked_at(config: Path, tmp_path: Path) -> None:
-    names = ("bin/python", "lib/python3.11/site-packages/", "lib/python3.13/site-packages/", "lib64/python3.13/")
-    folder = made(tmp_path / "both", *names, "lib64/python3.13/site-packages/", marker="version_info = 3.13.1.final.0")
-    found = named(config, folder)
-    assert found is not None
-    assert found.site_packages == tuple(folder / name / "python3.13/site-packages" for name in ("lib", "lib64"))
-
-
-@posix_only
+@pytest.mark.skipif(sys.platform == "win32", reason="environments lie otherwise on Windows")
 @pytest.mark.parametrize(
-    ("names", "marker", "message"),
+    ("folders", "marker", "outcome"),
     [
-        (("bin/python", "lib/python3.10/site-packages/"), "version = 3.10.2", r"whose Python is 3\.10"),
-        (("bin/python", "lib/python3.9/site-packages/"), None, r"whose Python is 3\.9"),
-        (("bin/python",), "version = 3.12.1", r"no folder of packages"),
-        (
-            ("bin/python", "lib/python3.12/site-packages/"),
-            "version = 3.12.1\ninclude-system-site-packages = true",
-            r"also uses the packages of another Python",
+        pytest.param(("lib/python3.12",), "", ("lib/python3.12",), id="a conda environment"),
+        pytest.param(
+            ("lib/python3.11", "lib/python3.13", "lib64/python3.13"),
+            "version_info = 3.13.1.final.0",
+            ("lib/python3.13", "lib64/python3.13"),
+            id="a Python that was replaced",
         ),
+        (("lib/python3.10",), "version = 3.10.2", r"whose Python is 3\.10"),
+        (("lib/python3.9",), "", r"whose Python is 3\.9"),
+        ((), "version = 3.12.1", "no folder of packages"),
+        (("lib/python3.12",), "version = 3.12.1\ninclude-system-site-packages = true", "packages of another Python"),
     ],
 )
-def test_an_environment_that_workers_cannot_run_in_is_refused(
-    config: Path, tmp_path: Path, names: tuple[str, ...], marker: str | None, message: str
+def test_packages_are_those_of_the_python_that_runs_them(
+    config: Path, tmp_path: Path, folders: tuple[str, ...], marker: str, outcome: str | tuple[str, ...]
 ) -> None:
-    with pytest.raises(UsageError, match=message):
-        named(config, made(tmp_path / "unfit", *names, marker=marker))
+    folder = tmp_path / "there"
+    for inside in ("bin", "conda-meta", *(f"{name}/site-packages" for name in folders)):
+        (folder / inside).mkdir(parents=True)
+    (folder / "bin" / "python").touch()
+    if marker:
+        (folder / "pyvenv.cfg").write_text(marker)
+    elif folders == ("lib/python3.12",):
+        (folder / "conda-meta" / "python-3.12.4-h5148396_1.json").touch()
+    named(config, folder)
+    if isinstance(outcome, str):
+        with pytest.raises(UsageError, match=outcome):
+            environment_of(OPENVINO)
+    else:
+        found = environment_of(OPENVINO)
+        assert found is not None
+        assert found.site_packages == tuple(folder / name / "site-packages" for name in outcome)
 
 
 def test_an_environment_without_the_provider_is_told_apart_from_none(config: Path, real: Path) -> None:
-    write(config, f"[ep.cuda]\nenvironment = '{real.as_posix()}'\n")
+    named(config, real, "cuda")
     assert not installed(CUDA)
     with pytest.raises(UsageError, match="no package in it brings that provider") as caught:
         require_installed(Target(CUDA, "gpu"), otherwise="Or leave it.")

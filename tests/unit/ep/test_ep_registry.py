@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from winml_dag.ep import provider
 from winml_dag.ep.availability import Libraries, installed, libraries_of, require_installed, resolve_target
@@ -17,18 +16,12 @@ from winml_dag.errors import UsageError
 SPELLINGS = [(spelling, ep) for ep in EXECUTION_PROVIDERS for spelling in (ep.name, ep.alias, *ep.aliases)]
 
 
-@given(st.sampled_from(SPELLINGS), st.sampled_from([str.lower, str.upper, str.title]))
-def test_a_provider_is_found_by_each_of_its_names_in_any_case(spelling, change):
-    text, ep = spelling
-    assert find_ep(change(text)) == ep
-
-
-def test_no_two_providers_share_a_spelling():
+def test_a_provider_is_found_by_each_of_its_names_in_any_case():
     texts = [text.lower() for text, _ in SPELLINGS]
     assert len(texts) == len(set(texts))
-
-
-def test_a_misspelled_provider_is_refused_with_the_nearest_name():
+    for text, ep in SPELLINGS:
+        for change in (str.lower, str.upper, str.title):
+            assert find_ep(change(text)) == ep
     with pytest.raises(UsageError, match="openvino") as caught:
         find_ep("openvin")
     assert caught.value.exit_code == 2
@@ -55,19 +48,16 @@ def test_a_target_is_what_provider_and_device_say_together(ep, device, expected)
     assert (target.ep.name, target.device) == expected
 
 
-@given(st.sampled_from(EXECUTION_PROVIDERS), st.sampled_from(["npu", "gpu", "cpu"]))
-def test_a_device_that_a_provider_cannot_drive_is_refused(ep, device):
-    if device in ep.devices:
-        assert resolve_target(ep.alias, device).device == device
-    else:
-        with pytest.raises(UsageError, match=device):
-            resolve_target(ep.alias, device)
-
-
-@pytest.mark.parametrize(("ep", "device"), [("cpu", "qnn"), (None, "np"), ("qnn", "tpu")])
-def test_devices_that_make_no_sense_are_refused(ep, device):
-    with pytest.raises(UsageError):
-        resolve_target(ep, device)
+def test_a_device_that_a_provider_cannot_drive_or_that_makes_no_sense_is_refused():
+    for ep, device in product(EXECUTION_PROVIDERS, ("npu", "gpu", "cpu")):
+        if device in ep.devices:
+            assert resolve_target(ep.alias, device).device == device
+        else:
+            with pytest.raises(UsageError, match=device):
+                resolve_target(ep.alias, device)
+    for alias, device in (("cpu", "qnn"), (None, "np"), ("qnn", "tpu")):
+        with pytest.raises(UsageError):
+            resolve_target(alias, device)
 
 
 def test_a_provider_that_is_not_here_is_refused_with_what_to_do(monkeypatch, tmp_path):
@@ -107,27 +97,25 @@ def packages(monkeypatch, tmp_path):
     return put
 
 
-GPU_BUILD = "onnxruntime_gpu-1.31.1.dist-info"
+GPU = ("onnxruntime_gpu-1.31.1.dist-info",)
 DRIVER = ("libcuda.so.1", "nvcuda.dll")
 SDK = ("libnvinfer.so.10", "nvinfer_10.dll")
+AMD = ("onnxruntime_migraphx-1.31.1.dist-info", "libamdhip64.so.6", "amdhip64_6.dll")
 
 
 @pytest.mark.parametrize(
     ("there", "alias"),
     [
-        ((GPU_BUILD, *DRIVER), "cuda"),
-        ((GPU_BUILD, *DRIVER, "libnvinfer_plugin.so.10"), "cuda"),
-        ((GPU_BUILD, *DRIVER, *SDK), "tensorrt"),
-        ((GPU_BUILD,), "cuda"),
-        ((GPU_BUILD, *SDK), "tensorrt"),
-        ((GPU_BUILD, *DRIVER, "onnxruntime_ep_nv_tensorrt_rtx"), "nvtensorrtrtx"),
-        ((GPU_BUILD, *DRIVER, "onnxruntime_qnn"), "cuda"),
+        (GPU + DRIVER, "cuda"),
+        ((*GPU, *DRIVER, "libnvinfer_plugin.so.10"), "cuda"),
+        (GPU + DRIVER + SDK, "tensorrt"),
+        (GPU, "cuda"),
+        (GPU + SDK, "tensorrt"),
+        ((*GPU, *DRIVER, "onnxruntime_ep_nv_tensorrt_rtx"), "nvtensorrtrtx"),
+        ((*GPU, *DRIVER, "onnxruntime_qnn"), "cuda"),
         (("onnxruntime_qnn", *DRIVER), "qnn"),
-        (("onnxruntime_ep_openvino", GPU_BUILD), "openvino"),
-        (
-            ("onnxruntime_migraphx-1.31.1.dist-info", "libamdhip64.so.6", "amdhip64_6.dll", "onnxruntime_qnn"),
-            "migraphx",
-        ),
+        (("onnxruntime_ep_openvino", *GPU), "openvino"),
+        ((*AMD, "onnxruntime_qnn"), "migraphx"),
     ],
 )
 def test_a_device_alone_goes_to_what_is_installed_and_has_its_libraries(packages, there, alias):

@@ -19,7 +19,7 @@ from winml_dag.ep.availability import installed, package_of, resolve_target
 from winml_dag.ep.providers.dml import DML
 from winml_dag.ep.providers.migraphx import MIGRAPHX
 from winml_dag.ep.providers.openvino import OPENVINO
-from winml_dag.ep.registry import QNN
+from winml_dag.ep.registry import QNN, ExecutionProvider
 from winml_dag.errors import StageError
 
 # Names and values as in the package windowsml 2.5.
@@ -88,43 +88,36 @@ def test_the_catalog_counts_where_no_package_brings_the_provider() -> None:
     assert package.catalog
     assert installed(QNN)
     assert not installed(DML)  # no catalog has it: Windows ML's build of onnxruntime does
-
-
-@pytest.mark.usefixtures("catalog")
-def test_a_device_goes_to_a_provider_that_the_catalog_has_for_this_machine() -> None:
-    assert installed(OPENVINO)  # which takes precedence for a GPU
+    assert installed(OPENVINO)  # which takes precedence for a GPU, if the catalog has it for this machine
     assert resolve_target(None, "gpu").ep == QNN
     assert resolve_target("openvino", "gpu").ep == OPENVINO
 
 
-@pytest.mark.parametrize("state", ["Ready", "NotReady"])
-def test_what_is_on_this_machine_is_made_ready_and_found(
-    catalog: Path, monkeypatch: pytest.MonkeyPatch, state: str
+@pytest.mark.parametrize(
+    ("state", "provider", "words"),
+    [
+        ("Ready", QNN, ""),
+        ("NotReady", QNN, ""),
+        ("NotPresent", QNN, "is not installed"),
+        ("Ready", MIGRAPHX, f"has no {MIGRAPHX.name} for this machine"),
+    ],
+)
+def test_what_is_on_this_machine_is_made_ready_and_nothing_is_downloaded(
+    catalog: Path, monkeypatch: pytest.MonkeyPatch, state: str, provider: ExecutionProvider, words: str
 ) -> None:
     monkeypatch.setenv("STATE", state)
     assert windowsml.library_in_catalog(QNN.name) == catalog / "onnxruntime_providers_qnn.dll"
     import windowsml as package
 
-    assert package.ExecutionProvider.prepared == []
-    assert windowsml.ready_library(QNN.name) == catalog / "onnxruntime_providers_qnn.dll"
-    assert package.ExecutionProvider.prepared == [QNN.name]
-
-
-@pytest.mark.usefixtures("catalog")
-def test_nothing_is_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STATE", "NotPresent")
-    with pytest.raises(StageError, match="is not installed") as caught:
-        windowsml.ready_library(QNN.name)
-    assert "ensure_ready()" in caught.value.advice
-    import windowsml as package
-
-    assert package.ExecutionProvider.prepared == []
-
-
-@pytest.mark.usefixtures("catalog")
-def test_a_provider_without_its_hardware_is_not_in_the_catalog() -> None:
-    with pytest.raises(StageError, match=f"has no {MIGRAPHX.name} for this machine"):
-        windowsml.ready_library(MIGRAPHX.name)
+    if words:
+        with pytest.raises(StageError, match=words) as caught:
+            windowsml.ready_library(provider.name)
+        assert "ensure_ready()" in caught.value.advice or provider == MIGRAPHX
+        assert package.ExecutionProvider.prepared == []
+    else:
+        assert package.ExecutionProvider.prepared == []
+        assert windowsml.ready_library(provider.name) == catalog / "onnxruntime_providers_qnn.dll"
+        assert package.ExecutionProvider.prepared == [provider.name]
 
 
 _USE = """

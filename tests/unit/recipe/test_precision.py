@@ -36,20 +36,24 @@ def test_a_precision_says_widths_and_no_signs(
 
 
 def test_two_names_of_the_same_work_are_one_precision() -> None:
-    assert parse_precision("int8") == parse_precision("uint8") == parse_precision("w8a8")
-    assert parse_precision("int16") == parse_precision("w16a16")
-    assert parse_precision("int4") == parse_precision("w4a32")
-    assert parse_precision("w4a16") != parse_precision("w4a32")
     assert {found.name for found in PRECISIONS.values()} <= PRECISIONS.keys()
+    for names in (("int8", "uint8", "w8a8"), ("int16", "w16a16"), ("int4", "w4a32")):
+        assert len({parse_precision(name) for name in names}) == 1
 
 
-def test_quant_sections_have_a_name_by_the_widths_of_their_types() -> None:
-    assert precision_name(None) == "fp32"
-    assert precision_name(Quant(weight_type="int8", activation_type="int16")) == "w8a16"
-    assert precision_name(Quant(weight_type="int4", activation_type="uint16")) == "w4a16"
-    assert precision_name(Quant(mode="rtn", rtn_bits=8)) == "w8a32"
-    assert precision_name(Quant(mode="rtn", rtn_float_type="float16")) == "w4a16"
-    assert precision_name(Quant(mode="dynamic")) == "dynamic"
+@pytest.mark.parametrize(
+    ("quant", "name"),
+    [
+        (None, "fp32"),
+        (Quant(weight_type="int8", activation_type="int16"), "w8a16"),
+        (Quant(weight_type="int4", activation_type="uint16"), "w4a16"),
+        (Quant(mode="rtn", rtn_bits=8), "w8a32"),
+        (Quant(mode="rtn", rtn_float_type="float16"), "w4a16"),
+        (Quant(mode="dynamic"), "dynamic"),
+    ],
+)
+def test_quant_sections_have_a_name_by_the_widths_of_their_types(quant: Quant | None, name: str) -> None:
+    assert precision_name(quant) == name
 
 
 def test_a_misspelt_precision_is_refused_with_the_nearest() -> None:
@@ -57,23 +61,19 @@ def test_a_misspelt_precision_is_refused_with_the_nearest() -> None:
         parse_precision("w8a1")
     with pytest.raises(UsageError, match="known are auto, fp32"):
         parse_precision("banana")
+    with pytest.raises(UsageError, match="'int5' is not a precision"):
+        chained(["int5", "fp16"])
 
 
 _NAMES = st.sampled_from(sorted(PRECISIONS))
 
 
-def test_four_bits_and_then_float16_is_what_w4a16_asks_for() -> None:
-    assert chained(["int4", "fp16"]) == Chain("int4", {"rtn_float_type": "float16"})
-    assert chained(["w4a32", "fp16"]) == Chain("w4a32", {"rtn_float_type": "float16"})
-
-
-@given(name=_NAMES)
-def test_a_single_precision_is_that_precision(name: str) -> None:
-    assert chained([name]) == Chain(name, {})
-
-
-def test_no_precision_leaves_the_choice_to_others() -> None:
-    assert chained([]) == Chain(None, {})
+def test_a_chain_is_one_precision_or_four_bits_and_then_float16() -> None:
+    assert chained([]) == Chain(None, {}), "the choice is left to others"
+    for name in PRECISIONS:
+        assert chained([name]) == Chain(name, {})
+    for four_bits in ("int4", "w4a32"):
+        assert chained([four_bits, "fp16"]) == Chain(four_bits, {"rtn_float_type": "float16"})
 
 
 @given(
@@ -100,8 +100,3 @@ def test_every_other_chain_is_refused_in_words(names: list[str]) -> None:
 def test_the_refusal_says_what_does_not_go_together(names: list[str], why: str) -> None:
     with pytest.raises(UsageError, match=why):
         chained(names)
-
-
-def test_a_misspelt_precision_in_a_chain_is_named() -> None:
-    with pytest.raises(UsageError, match="'int5' is not a precision"):
-        chained(["int5", "fp16"])

@@ -56,28 +56,19 @@ def test_a_configuration_of_winml_cli_is_a_recipe_as_it_stands() -> None:
     assert found.eval.dataset.label_mapping == {"negative": 0, "positive": 1}
 
 
-def test_a_missing_export_exports_with_defaults_and_a_null_one_starts_from_onnx() -> None:
+def test_what_is_missing_null_or_written_under_an_old_name_means_what_is_usual_there() -> None:
+    for section in ("quant", "compile", "eval"):
+        missing, null = recipe(), recipe(**{section: None})
+        assert missing == null
+        assert section not in missing.model_fields_set
+        assert section in null.model_fields_set
     assert recipe().export == Export()
-    assert recipe(export=None).export is None
-
-
-@pytest.mark.parametrize("section", ["quant", "compile", "eval"])
-def test_a_missing_stage_and_a_null_one_are_both_left_out(section: str) -> None:
-    missing, null = recipe(), recipe(**{section: None})
-    assert missing == null
-    assert section not in missing.model_fields_set
-    assert section in null.model_fields_set
-
-
-def test_null_is_what_is_usual_there() -> None:
+    assert recipe(export=None).export is None, "it starts from ONNX"
     found: Any = recipe(loader=None, optim=None, eval={"dataset": {"path": "org/set", "split": None}})
-    assert found.loader == Loader()
-    assert found.optim == {}
-    assert found.eval.dataset.split == "validation"
-
-
-def test_an_old_name_still_works() -> None:
+    assert (found.loader, found.optim, found.eval.dataset.split) == (Loader(), {}, "validation")
     assert recipe(quant={"calibration_samples": 3}) == recipe(quant={"samples": 3})
+    with pytest.raises(ValidationError, match="frozen"):
+        found.auto = False
 
 
 def test_the_nested_form_of_compile_is_the_flat_one() -> None:
@@ -92,9 +83,6 @@ def test_the_nested_form_of_compile_is_the_flat_one() -> None:
 def test_random_weights_can_be_asked_for_in_a_word(written: object, seed: int | None) -> None:
     found = recipe(loader={"random_weights": written}).loader.random_weights
     assert (None if found is None else found.seed) == seed
-
-
-def test_random_weights_take_any_override_of_the_architecture() -> None:
     overrides = {"hidden_size": 32, "id2label": {"0": "cat"}, "layers": [1, 2.5, None, True]}
     found = recipe(loader={"random_weights": {"config": overrides}}).loader.random_weights
     assert found is not None
@@ -105,12 +93,6 @@ def test_every_flag_can_be_set_and_no_other() -> None:
     assert recipe(optim=dict.fromkeys(CATALOG, True)).optim == dict.fromkeys(CATALOG, True)
     with pytest.raises(ValidationError, match="unknown capability; did you mean 'gelu_fusion'"):
         recipe(optim={"gelu_fusionn": True})
-
-
-def test_a_recipe_cannot_be_changed() -> None:
-    found = recipe(quant={})
-    with pytest.raises(ValidationError, match="frozen"):
-        found.auto = False
 
 
 @pytest.mark.parametrize(

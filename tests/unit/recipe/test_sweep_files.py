@@ -39,11 +39,8 @@ def test_a_sweep_is_a_recipe_with_a_matrix(name: str, text: str, expected: bool,
 
 def test_files_lists_and_sweeps_are_cells_of_one(tmp_path: Path) -> None:
     write(tmp_path, "one.json", '{"model": "a.onnx"}')
-    write(
-        tmp_path,
-        "list.json",
-        '[{"loader": {"module_path": "x", "model_class": "Layer"}}, {"loader": {"module_path": "y"}}]',
-    )
+    modules = '{"loader": {"module_path": "x", "model_class": "Layer"}}, {"loader": {"module_path": "y"}}'
+    write(tmp_path, "list.json", f"[{modules}]")
     write(tmp_path, "many.yaml", "measure: [perf]\nmatrix: {precision: [fp32, w8a8], exclude: [{precision: fp32}]}")
     sweep = sweep_of_files([tmp_path])
     assert [cell.name for cell in sweep.cells] == ["list/Layer_0", "list/module_1", "many/fp32", "many/w8a8", "one"]
@@ -62,16 +59,18 @@ def test_one_sweep_is_itself_and_one_list_has_no_name_ahead(tmp_path: Path) -> N
     assert [cell.name for cell in sweep_of_files([listed]).cells] == ["module_0"]
 
 
-def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
-    for name in ("bert/w8a8.json", "vit/w8a8.json", "vit/w8a16.json"):
-        write(tmp_path, name, "{}")
-    assert [cell.name for cell in sweep_of_files([tmp_path]).cells] == ["bert/w8a8", "vit/w8a16", "vit/w8a8"]
-
-
-def test_names_differ_on_every_system(tmp_path: Path) -> None:
-    for name in ("Bert.yaml", "bert.json"):
-        write(tmp_path, name, "{}")
-    assert [cell.folder for cell in sweep_of_files([tmp_path]).cells] == ["Bert.yaml", "bert.json"]
+@pytest.mark.parametrize(
+    ("files", "names"),
+    [
+        (("bert/w8a8.json", "vit/w8a8.json", "vit/w8a16.json"), ["bert/w8a8", "vit/w8a16", "vit/w8a8"]),
+        # They differ on every system.
+        (("Bert.yaml", "bert.json"), ["Bert.yaml", "bert.json"]),
+    ],
+)
+def test_files_of_one_name_are_told_apart(tmp_path: Path, files: tuple[str, ...], names: list[str]) -> None:
+    for file in files:
+        write(tmp_path, file, "{}")
+    assert [cell.folder for cell in sweep_of_files([tmp_path]).cells] == names
 
 
 def test_what_builds_have_left_in_a_folder_of_recipes_is_no_recipe(tmp_path: Path) -> None:
@@ -81,8 +80,8 @@ def test_what_builds_have_left_in_a_folder_of_recipes_is_no_recipe(tmp_path: Pat
         write(tmp_path, f"out/one/{name}", "{}")
     write(tmp_path, "out/sweep.json", '{\n"began_at": "2026-11-22T10:00:00+00:00"\n}')
     write(tmp_path, "out/report.json", "{}")
-    names = [cell.name for cell in sweep_of_files([tmp_path]).cells]
-    assert names == ["one", "build_manifest", "sweep", "report"]
+    found = sweep_of_files([tmp_path]).cells
+    assert [cell.name for cell in found] == ["one", "build_manifest", "sweep", "report"]
 
 
 def test_a_goal_of_one_among_several_is_refused(tmp_path: Path) -> None:

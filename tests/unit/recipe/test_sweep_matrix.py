@@ -99,25 +99,25 @@ def test_what_is_more_special_has_the_last_word(tmp_path: Path) -> None:
 
 
 def test_null_takes_a_section_away_and_an_old_name_makes_way_for_the_new_one(tmp_path: Path) -> None:
-    (tmp_path / "base.yaml").write_text("quant: {calibration_samples: 3}\ncompile: {}", encoding="utf-8")
-    said = {
-        "base": "base.yaml",
-        "matrix": {
-            "kind": [{"name": "float", "quant": None, "compile": None}, {"name": "more", "quant": {"samples": 9}}]
-        },
-    }
-    cells = cells_of(sweep_of(tmp_path, said))
-    assert said_by(cells["float"]) == {"quant": None, "compile": None}
-    assert said_by(cells["more"]) == {"quant": {"samples": 9}, "compile": {}}
-
-
-def test_a_path_under_its_other_name_is_that_of_the_folder_it_is_written_in(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
-    (tmp_path / "there" / "base.yaml").write_text("quant: {load_path: r.json}", encoding="utf-8")
-    kinds = [{"name": "kept"}, {"name": "other", "quant": {"calibration_load_path": "o.json"}}]
-    cells = cells_of(sweep_of(tmp_path, {"base": "there/base.yaml", "matrix": {"kind": kinds}}))
-    assert said_by(cells["kept"])["quant"] == {"calibration_load_path": str(tmp_path / "there" / "r.json")}
-    assert said_by(cells["other"])["quant"] == {"calibration_load_path": "o.json"}
+    base = "quant: {calibration_samples: 3, load_path: r.json}\ncompile: {}"
+    (tmp_path / "there" / "base.yaml").write_text(base, encoding="utf-8")
+    ranges = str(tmp_path / "there" / "r.json")
+    kinds = {
+        "float": {"quant": None, "compile": None},
+        "kept": {},
+        "more": {"quant": {"samples": 9}},
+        "other": {"quant": {"calibration_load_path": "o.json"}},
+    }
+    matrix = {"kind": [{"name": name, **keys} for name, keys in kinds.items()]}
+    cells = cells_of(sweep_of(tmp_path, {"base": "there/base.yaml", "matrix": matrix}))
+    assert {name: said_by(cell)["quant"] for name, cell in cells.items()} == {
+        "float": None,
+        "kept": {"samples": 3, "calibration_load_path": ranges},
+        "more": {"samples": 9, "calibration_load_path": ranges},
+        "other": {"samples": 3, "calibration_load_path": "o.json"},
+    }
+    assert [said_by(cells[name])["compile"] for name in ("float", "more")] == [None, {}]
 
 
 def test_cells_are_left_out_for_a_reason_and_added_beside_the_axes(tmp_path: Path) -> None:
@@ -221,6 +221,9 @@ def test_paths_of_a_recipe_in_another_folder_mean_what_they_meant_there(tmp_path
     own = {"base": "../there/base.yaml", "matrix": {"perf.seed": [1]}, "eval": {"model_id": "here"}}
     sweep = sweep_of(tmp_path, own, "here/sweep.yaml")
     assert {"base.yaml", "known", "rows"} <= {path.name for path in sweep.files}
+    beside = sweep_of(tmp_path, {**own, "base": "base.yaml"}, "there/sweep.yaml")
+    assert said_by(beside.cells[0])["model"] == "models/one.onnx", "in the same folder it is as it was written"
+    assert beside.files == (there / "sweep.yaml", there / "base.yaml")
     recipe = said_by(cells_of(sweep)["1"])
     resolved = json.loads(json.dumps(recipe).replace(json.dumps(str(tmp_path / "there"))[1:-1], "THERE"))
     assert resolved == {
@@ -241,13 +244,6 @@ def test_paths_of_a_recipe_in_another_folder_mean_what_they_meant_there(tmp_path
         },
         "components": {"encoder": {"quant": {"calibration_data": "THERE/of_encoder"}}},
     }
-
-
-def test_paths_of_a_recipe_in_the_same_folder_stay_as_they_are(tmp_path: Path) -> None:
-    (tmp_path / "base.yaml").write_text("model: models/one.onnx", encoding="utf-8")
-    sweep = sweep_of(tmp_path, {"base": "base.yaml", "matrix": {"precision": ["fp32"]}})
-    assert said_by(sweep.cells[0])["model"] == "models/one.onnx"
-    assert sweep.files == (tmp_path / "sweep.yaml", tmp_path / "base.yaml")
 
 
 def test_a_wrong_field_is_told_once_in_the_file_and_line_where_it_was_written(tmp_path: Path) -> None:
@@ -281,106 +277,96 @@ overrides:
     assert [line.partition(": ")[0] for line in found if "w9a9" in line] == ["sweep.yaml:9"]
 
 
-WRONG = {
-    "no axis": ("matrix: {}", "matrix: has no axis"),
-    "an axis without values": ("matrix: {model: []}", "matrix.model: has no values"),
-    "an axis that is null": ("matrix: {model: }", "matrix.model: has no values"),
-    "an axis that is no list": ("matrix: {model: a.onnx}", "matrix.model: expected a list of values"),
-    "an axis that is not a field": ("matrix: {precison: [w8a8]}", "did you mean 'precision'?"),
-    "an axis with a name that means something": ("matrix: {base: [a]}", "matrix.base: an axis cannot have this name"),
-    "a value without a name": ("matrix: {model: [{loader: {}}]}", "matrix.model[0]: keys and values need a name"),
-    "a list as a value": ("matrix: {optim: [[a]]}", "matrix.optim[0]: a list needs a name"),
-    "two values of one name": (
-        "matrix: {model: [a/x.onnx, b/x.onnx]}",
-        "matrix.model[1]: there is a value 'x' already; give each a name",
-    ),
-    "a name that is not a folder": ("matrix: {x: [{name: a/b}]}", "matrix.x[0].name: a name is that of a folder"),
-    "the name of a device": ("matrix: {x: [{name: NUL}]}", "matrix.x[0].name: a name is that of a folder"),
-    "a name that is not text": ("matrix: {x: [{name: [a]}]}", "matrix.x[0].name: expected text"),
-    "an output folder of a cell": ("matrix: {x: [{name: a, output_dir: b}]}", "output_dir: is of the whole sweep"),
-    "an excluded label that is none": (
+WRONG = [
+    ("matrix: {}", "matrix: has no axis"),
+    ("matrix: {model: []}", "matrix.model: has no values"),
+    ("matrix: {model: }", "matrix.model: has no values"),
+    ("matrix: {model: a.onnx}", "matrix.model: expected a list of values"),
+    ("matrix: {precison: [w8a8]}", "did you mean 'precision'?"),
+    ("matrix: {base: [a]}", "matrix.base: an axis cannot have this name"),
+    ("matrix: {model: [{loader: {}}]}", "matrix.model[0]: keys and values need a name"),
+    ("matrix: {optim: [[a]]}", "matrix.optim[0]: a list needs a name"),
+    ("matrix: {model: [a/x.onnx, b/x.onnx]}", "matrix.model[1]: there is a value 'x' already; give each a name"),
+    ("matrix: {x: [{name: a/b}]}", "matrix.x[0].name: a name is that of a folder"),
+    ("matrix: {x: [{name: NUL}]}", "matrix.x[0].name: a name is that of a folder"),
+    ("matrix: {x: [{name: [a]}]}", "matrix.x[0].name: expected text"),
+    ("matrix: {x: [{name: a, output_dir: b}]}", "output_dir: is of the whole sweep"),
+    (
         "matrix: {precision: [w8a8], exclude: [{precision: w8}]}",
         "matrix.exclude[0].precision: 'w8' is not a value of precision; did you mean 'w8a8'?",
     ),
-    "an excluded axis that is none": (
+    (
         "matrix: {precision: [w8a8], exclude: [{precisoin: w8a8}]}",
         "matrix.exclude[0].precisoin: there is no axis 'precisoin'; did you mean 'precision'?",
     ),
-    "an exclude of nothing": ("matrix: {precision: [w8a8], exclude: [{because: no}]}", "names no axis"),
-    "an include without an axis": (
+    ("matrix: {precision: [w8a8], exclude: [{because: no}]}", "names no axis"),
+    (
         "matrix: {precision: [w8a8], x: [{name: a}], include: [{precision: fp32}]}",
         "matrix.include[0]: names no value of x; for several cells there is `overrides`",
     ),
-    "an include of what is there": (
+    (
         "matrix: {precision: [w8a8], include: [{precision: w8a8}]}",
         "there is a cell w8a8 already, and no keys are added to it",
     ),
-    "an include that says a value again": (
+    (
         "matrix: {x: [{name: a}], include: [{x: {name: a, quant: {}}}]}",
         "matrix.include[0].x: there is a value 'a' already; name it alone",
     ),
-    "an include of a label that is none": (
+    (
         "matrix: {x: [{name: near}], include: [{x: neer}]}",
         "matrix.include[0].x: 'neer' is not a value of x; did you mean 'near'?",
     ),
-    "an override of no cell": (
+    (
         "matrix: {x: [{name: a}, {name: b}], y: [{name: c}, {name: d}], exclude: [{x: a, y: c}]}\n"
         "overrides: [{when: {x: a, y: c}, quant: {}}]",
         "overrides[0].when: there is no such cell",
     ),
-    "an override without a condition": ("matrix: {x: [{name: a}]}\noverrides: [{quant: {}}]", "needs `when`"),
-    "an override that says nothing": ("matrix: {x: [{name: a}]}\noverrides: [{when: {x: a}}]", "says nothing"),
-    "two names of one field": (
+    ("matrix: {x: [{name: a}]}\noverrides: [{quant: {}}]", "needs `when`"),
+    ("matrix: {x: [{name: a}]}\noverrides: [{when: {x: a}}]", "says nothing"),
+    (
         "matrix: {x: [{name: a, quant: {samples: 1, calibration_samples: 2}}]}",
         "is another name of 'samples', which is there too",
     ),
-    "a template with a slip": (
-        "folder: '{modle}'\nmatrix: {model: [a.onnx]}",
-        "folder: there is no axis 'modle'; did you mean 'model'?",
-    ),
-    "a template that leaves the folder": ("folder: '../{x}'\nmatrix: {x: [{name: a}]}", "'..' cannot be a folder"),
-    "a template without one brace": ("folder: '{x'\nmatrix: {x: [{name: a}]}", "a brace has no other"),
-    "a template that filters would not find": ("folder: 'a={x}'\nmatrix: {x: [{name: a}]}", "means something in"),
-    "one folder for two cells": (
+    ("folder: '{modle}'\nmatrix: {model: [a.onnx]}", "folder: there is no axis 'modle'; did you mean 'model'?"),
+    ("folder: '../{x}'\nmatrix: {x: [{name: a}]}", "'..' cannot be a folder"),
+    ("folder: '{x'\nmatrix: {x: [{name: a}]}", "a brace has no other"),
+    ("folder: 'a={x}'\nmatrix: {x: [{name: a}]}", "means something in"),
+    (
         "folder: all/{x}\nmatrix: {x: [{name: a}], y: [{name: b}, {name: c}]}",
         "folder: gives a x b and a x c one folder: all/a",
     ),
-    "one folder on some systems": (
-        "matrix: {x: [{name: a}, {name: A}]}",
-        "matrix: gives a and A one folder: a",
-    ),
-    "one folder for cells that sound alike": (
+    ("matrix: {x: [{name: a}, {name: A}]}", "matrix: gives a and A one folder: a"),
+    (
         "folder: all\nmatrix: {x: [{name: a x b}, {name: a}], y: [{name: c}, {name: b x c}]}",
         "folder: gives a x b x c and a x c one folder: all",
     ),
-    "the name of the sweep's own file": ("matrix: {x: [{name: sweep.json}]}", "is the name of a file of the sweep"),
-    "a base that is not there": ("base: nowhere.yaml\nmatrix: {x: [{name: a}]}", "base: There is no recipe"),
-    "a base of another name in the catalog": ("base: 'catalog:berd'\nmatrix: {x: [{name: a}]}", "in the catalog"),
-    "a base that is not text": ("base: [3]\nmatrix: {x: [{name: a}]}", "base[0]: expected the path of a recipe"),
-    "a base with half a name": ('base: "a\\0b"\nmatrix: {x: [{name: a}]}', "base: expected the path of a recipe"),
-    "a base with a name that is too long": (f"base: {'a' * 300}.yaml\nmatrix: {{x: [{{name: a}}]}}", "base: "),
-    "a sweep as its own base": ("base: sweep.yaml\nmatrix: {x: [{name: a}]}", "based on each other"),
-    "a measure that is none": ("measure: [perv]\nmatrix: {x: [{name: a}]}", "measure[0]: 'perv' is not one of"),
-    "a goal without an aim": ("goal: {}\nmatrix: {x: [{name: a}]}", "goal.minimize: is required"),
-    "a search without a goal": ("search: {}\nmatrix: {x: [{name: a}]}", "search: there is no goal"),
-    "stages of its own in many cells": (
+    ("matrix: {x: [{name: sweep.json}]}", "is the name of a file of the sweep"),
+    ("base: nowhere.yaml\nmatrix: {x: [{name: a}]}", "base: There is no recipe"),
+    ("base: 'catalog:berd'\nmatrix: {x: [{name: a}]}", "in the catalog"),
+    ("base: [3]\nmatrix: {x: [{name: a}]}", "base[0]: expected the path of a recipe"),
+    ('base: "a\\0b"\nmatrix: {x: [{name: a}]}', "base: expected the path of a recipe"),
+    (f"base: {'a' * 300}.yaml\nmatrix: {{x: [{{name: a}}]}}", "base: "),
+    ("base: sweep.yaml\nmatrix: {x: [{name: a}]}", "based on each other"),
+    ("measure: [perv]\nmatrix: {x: [{name: a}]}", "measure[0]: 'perv' is not one of"),
+    ("goal: {}\nmatrix: {x: [{name: a}]}", "goal.minimize: is required"),
+    ("search: {}\nmatrix: {x: [{name: a}]}", "search: there is no goal"),
+    (
         "stages: {s: {command: [x], outputs: {o: o.txt}}}\nmatrix: {x: [{name: a}, {name: b}]}",
         "stages.s: would be put into this folder by 2 cells",
     ),
-    "saved ranges of many cells": (
+    (
         "compile: {quant_config: {calibration_save_path: r.json}}\nmatrix: {x: [{name: a}, {name: b}]}",
         "compile.quant_config.calibration_save_path: would be put into this folder by 2 cells",
     ),
-    "saved ranges of a component of many cells": (
+    (
         "components: {c: {quant: {calibration_save_path: r.json}}}\nmatrix: {x: [{name: a}, {name: b}]}",
         "components.c.quant.calibration_save_path: would be put into this folder by 2 cells",
     ),
-}
+]
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_told_with_its_line_and_key(name: str, tmp_path: Path) -> None:
-    text, expected = WRONG[name]
+@pytest.mark.parametrize(("text", "expected"), WRONG)
+def test_what_is_wrong_is_told_with_its_line_and_key(text: str, expected: str, tmp_path: Path) -> None:
     found = problems_of(tmp_path, text)
     assert any(expected in line for line in found), found
     assert all(line.startswith("sweep.yaml:") for line in found), found
@@ -391,23 +377,17 @@ def test_bases_that_go_round_are_told_with_the_way(tmp_path: Path) -> None:
     (tmp_path / "b.yaml").write_text("base: a.yaml", encoding="utf-8")
     found = problems_of(tmp_path, {"base": "a.yaml", "matrix": {"precision": ["fp32"]}})
     assert found == ("sweep.yaml:1: base: these recipes are based on each other: a.yaml -> b.yaml -> a.yaml",)
+    for text in ("matrix: {x: [{name: a}]}", "[1]"):
+        (tmp_path / "a.yaml").write_text(text, encoding="utf-8")
+        (told,) = problems_of(tmp_path, {"base": "a.yaml", "matrix": {"precision": ["fp32"]}})
+        assert "base takes recipes of one build" in told
 
 
-@pytest.mark.parametrize("text", ["matrix: {x: [{name: a}]}", "[1]"], ids=["a sweep", "a list"])
-def test_a_base_is_the_recipe_of_one_build(text: str, tmp_path: Path) -> None:
-    (tmp_path / "base.yaml").write_text(text, encoding="utf-8")
-    (found,) = problems_of(tmp_path, {"base": "base.yaml", "matrix": {"precision": ["fp32"]}})
-    assert "base takes recipes of one build" in found
-
-
-def test_a_matrix_that_is_too_large_is_refused_with_its_count(tmp_path: Path) -> None:
+def test_what_is_too_large_no_mapping_or_not_there_is_refused(tmp_path: Path) -> None:
     numbers = list(range(1, 102))
     said = {"matrix": {"quant.samples": numbers, "validate.seed": numbers}}
     with pytest.raises(RecipeError, match=r"has 10,201 cells \(101 quant.samples x 101 validate.seed\), and 10,000"):
         sweep_of(tmp_path, said)
-
-
-def test_a_sweep_that_is_no_mapping_or_not_there_is_told_of(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="has no keys and values"):
         sweep_of(tmp_path, "[matrix]")
     with pytest.raises(InputError, match="There is no recipe"):

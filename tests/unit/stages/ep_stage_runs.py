@@ -28,20 +28,18 @@ requires_qnn = pytest.mark.skipif(not installed(QNN), reason="onnxruntime-qnn is
 _DRIVER = """
 import json, sys
 from pathlib import Path
-from winml_dag.engine.stage import read_config
-from winml_dag.engine.stage import Workspace
+from winml_dag.engine.stage import Workspace, read_config
 from winml_dag.engine.worker import load
 from winml_dag.errors import WinmlDagError
 
 task = json.loads(Path("task.json").read_text())
 folders = {kind: {slot: Path(kind, slot) for slot in task[kind]} for kind in ("inputs", "outputs")}
 result = {"metrics": {}, "error": "", "advice": ""}
-for _ in range(task["times"]):
-    try:
-        result["metrics"] = dict(load(task["work"])(read_config(load(task["config_class"]), task["config"]),
-                                                    Workspace(**folders)))
-    except WinmlDagError as error:
-        result |= {"error": error.message, "advice": error.advice}
+config = read_config(load(task["config_class"]), task["config"])
+try:
+    result["metrics"] = dict(load(task["work"])(config, Workspace(**folders)))
+except WinmlDagError as error:
+    result |= {"error": error.message, "advice": error.advice}
 Path("result.json").write_text(json.dumps(result))
 """
 
@@ -52,7 +50,6 @@ class Outcome:
     error: str
     advice: str
     outputs: Path
-    log: str
 
     def files(self) -> dict[str, bytes]:
         """Return the outputs of the stage, by name within its only output slot."""
@@ -67,7 +64,6 @@ def run_stage(
     inputs: Mapping[str, Mapping[str, Path]],
     *,
     hash_seed: int = 0,
-    times: int = 1,
 ) -> Outcome:
     """Run a stage. *inputs*: files by slot and name within the slot."""
     for slot, files in inputs.items():
@@ -77,7 +73,7 @@ def run_stage(
             shutil.copyfile(source, target)
     for slot in stage.outputs:
         (folder / "outputs" / slot).mkdir(parents=True)
-    task = {"work": stage.work, "config_class": stage.config, "config": config, "times": times}
+    task = {"work": stage.work, "config_class": stage.config, "config": config}
     (folder / "task.json").write_text(json.dumps({**task, "inputs": list(inputs), "outputs": list(stage.outputs)}))
     done = subprocess.run(
         [sys.executable, "-c", _DRIVER],
@@ -87,22 +83,14 @@ def run_stage(
         text=True,
         check=False,
     )
-    log = done.stdout + done.stderr
-    if done.returncode:
-        raise RuntimeError(log)
-    return Outcome(**json.loads((folder / "result.json").read_text()), outputs=folder / "outputs", log=log)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return Outcome(**json.loads((folder / "result.json").read_text()), outputs=folder / "outputs")
 
 
 def compile_config(options: Mapping[str, str] | None = None, **fields: object) -> dict:
     complete = complete_options(resolve_target("qnn", "npu"), {}) if options is None else dict(options)
-    return {
-        "compile": {
-            "execution_provider": "QNNExecutionProvider",
-            "device": "npu",
-            "provider_options": complete,
-            **fields,
-        }
-    }
+    usual = {"execution_provider": "QNNExecutionProvider", "device": "npu", "provider_options": complete}
+    return {"compile": {**usual, **fields}}
 
 
 def compiled(
@@ -159,20 +147,16 @@ def quantized(model: Path, destination: Path, precision: str) -> Path:
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize
     from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
 
-    class Reader(CalibrationDataReader):
-        def __init__(self) -> None:
-            random = np.random.default_rng(1)
-            self._samples = iter([{"pixels": random.random((1, 3, 16, 16), dtype=np.float32)} for _ in range(10)])
+    random = np.random.default_rng(1)
+    samples = iter([{"pixels": random.random((1, 3, 16, 16), dtype=np.float32)} for _ in range(10)])
 
+    class Reader(CalibrationDataReader):
         def get_next(self) -> dict | None:
-            return next(self._samples, None)
+            return next(samples, None)
 
     activations = QuantType.QUInt8 if precision == "w8a8" else QuantType.QUInt16
-    quantize(
-        model,
-        destination,
-        get_qnn_qdq_config(model, Reader(), activation_type=activations, weight_type=QuantType.QUInt8),
-    )
+    config = get_qnn_qdq_config(model, Reader(), activation_type=activations, weight_type=QuantType.QUInt8)
+    quantize(model, destination, config)
     return destination
 
 
@@ -188,8 +172,4 @@ class Models:
 def make_models(folder: Path) -> Models:
     float32 = folder / "float.onnx"
     onnx.save(small_network(), float32)
-    return Models(
-        float32,
-        quantized(float32, folder / "w8a8.onnx", "w8a8"),
-        quantized(float32, folder / "w8a16.onnx", "w8a16"),
-    )
+    return Models(float32, *(quantized(float32, folder / f"{name}.onnx", name) for name in ("w8a8", "w8a16")))

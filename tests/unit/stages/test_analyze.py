@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from analysis_samples import ABOUT, FAILS, LEFT, TAKEN, Analyzed, analyze, cases_of, table, table_of
+from analysis_samples import ABOUT, FAILS, LEFT, TAKEN, Analyzed, analyze, cases_of, table
 from optimize_samples import graph, optimize, outputs
 
 from winml_dag.canonical import canonical_json
@@ -28,59 +28,36 @@ ON_CPU = AnalyzeConfig(target=AnalyzeTarget(asks=True))
 NOTHING = b"{}"
 
 # With tanh: onnxruntime's basic level fuses the exact form itself from opset 20 on.
-GELU = (
+GELU_TEXT = (
     "g (float[2, 4] x) => (float[2, 4] y) <float three = {3}, float bend = {0.044715}, float steep = {0.7978846}, "
     "float one = {1}, float half = {0.5}> "
     "{ p = Pow(x, three) q = Mul(p, bend) s = Add(x, q) t = Mul(s, steep) f = Tanh(t) a = Add(f, one) h = Mul(x, half) "
     "y = Mul(h, a) }"
 )
+GELU = graph(GELU_TEXT, 20)
 
 
-def _gelu_case(model: onnx.ModelProto, scratch: Path) -> Case:
-    mul = cases_of(model, scratch)[-1]
+def _gelu_case(model: onnx.ModelProto) -> Case:
+    mul = cases_of(model)[-1]
     return replace(mul, op_type="Gelu", inputs=mul.inputs[:1], attributes=(("approximate", "tanh"),))
 
 
-@pytest.fixture
-def scratch(tmp_path: Path) -> Path:
-    return tmp_path / "scratch.onnx"
-
-
-@pytest.fixture
-def gelu() -> onnx.ModelProto:
-    return graph(GELU, 20)
-
-
-@pytest.fixture
-def helps(gelu: onnx.ModelProto, scratch: Path) -> bytes:
+@pytest.fixture(scope="module")
+def helps() -> bytes:
     """Return a table in which Tanh is left to the CPU and Gelu is supported."""
-    rows = [(case, LEFT if case.op_type == "Tanh" else TAKEN) for case in cases_of(gelu, scratch)]
-    return table([*rows, (_gelu_case(gelu, scratch), TAKEN)])
+    rows = [(case, LEFT if case.op_type == "Tanh" else TAKEN) for case in cases_of(GELU)]
+    return table([*rows, (_gelu_case(GELU), TAKEN)])
 
 
-def _only(analyzed: Analyzed, about: str) -> Any:
-    (found,) = [each for each in analyzed.result["results"][0]["information"] if each["pattern_id"] == about]
-    return found
+def _actions(analyzed: Analyzed, pattern: str = "SUBGRAPH/GeluPattern") -> Any:
+    (found,) = [each for each in analyzed.result["results"][0]["information"] if each["pattern_id"] == pattern]
+    return found["actions"]
 
 
-def test_without_a_table_everything_is_unknown_and_nothing_proposed(tmp_path: Path, gelu: onnx.ModelProto) -> None:
-    found = analyze(tmp_path / "a", gelu, QNN)
-    assert found.metrics["nodes"] == {"supported": 0, "partial": 0, "unsupported": 0, "unknown": 8}
-    assert found.result["results"][0]["classification"]["unknown"] == [
-        "OP/ai.onnx/Pow",
-        "OP/ai.onnx/Mul",
-        "OP/ai.onnx/Add",
-        "OP/ai.onnx/Tanh",
-    ]
-    # As in winml-cli's own example: unknown operators are no warning.
-    assert not found.result["results"][0]["has_warnings"]
-    assert found.flags == NOTHING
-    assert found.metrics["table"] == ""
-
-
-def test_the_result_has_the_fields_that_are_read_elsewhere(tmp_path: Path, gelu: onnx.ModelProto, helps: bytes) -> None:
-    gelu.producer_name = "Model Maker"
-    result, again = (analyze(tmp_path / folder, gelu, QNN, helps).result for folder in ("a", "elsewhere"))
+def test_the_result_has_the_fields_that_are_read_elsewhere(tmp_path: Path, helps: bytes) -> None:
+    model = graph(GELU_TEXT, 20)
+    model.producer_name = "Model Maker"
+    result, again = (analyze(tmp_path / folder, model, QNN, helps).result for folder in ("a", "elsewhere"))
     assert result == again
     assert str(tmp_path) not in str(result)
     assert result["analysis_timestamp"] is None
@@ -110,9 +87,9 @@ def test_the_result_has_the_fields_that_are_read_elsewhere(tmp_path: Path, gelu:
     assert result["lint"]["passed"] is True
 
 
-def test_an_operator_is_as_good_as_its_worst_node(tmp_path: Path, scratch: Path) -> None:
+def test_an_operator_is_as_good_as_its_worst_node(tmp_path: Path) -> None:
     model = graph("g (float[2, 4] x, int64[2] i) => (float[2, 4] y, int64[2] z) { y = Neg(x) z = Neg(i) }")
-    plain, whole = cases_of(model, scratch)
+    plain, whole = cases_of(model)
     for outcome, verdict in ((LEFT, "partial"), (FAILS, "unsupported"), (TAKEN, "supported")):
         found = analyze(tmp_path / "a", model, QNN, table([(plain, TAKEN), (whole, outcome)]))
         assert found.result["results"][0]["classification"][verdict] == ["OP/ai.onnx/Neg"]
@@ -122,28 +99,21 @@ def test_an_operator_is_as_good_as_its_worst_node(tmp_path: Path, scratch: Path)
     assert half.result["results"][0]["classification"]["unknown"] == ["OP/ai.onnx/Neg"]
 
 
-def test_what_the_target_takes_better_is_proposed_and_helps(
-    tmp_path: Path, gelu: onnx.ModelProto, helps: bytes
-) -> None:
-    found = analyze(tmp_path / "a", gelu, QNN, helps, flags=NOTHING)
+def test_what_the_target_takes_better_is_proposed_and_helps(tmp_path: Path, helps: bytes) -> None:
+    found = analyze(tmp_path / "a", GELU, QNN, helps, flags=NOTHING)
     assert found.metrics["proposed"].keys() == {"gelu_fusion"}
     assert found.flags == canonical_json({"gelu_fusion": True, "standard_domain_only": True}).encode()
-    (action,) = _only(found, "SUBGRAPH/GeluPattern")["actions"]
+    (action,) = _actions(found)
     assert (action["level"], action["status"], action["enabled"]) == ("optional", "supported", True)
     assert (action["pattern_from_id"], action["pattern_to_id"]) == ("SUBGRAPH/GeluPattern", "OP/ai.onnx/Gelu")
     assert action["action_items"] == [{"type": "optimize", "optimization_options": {"gelu_fusion": True}}]
-    better = optimize(tmp_path / "o", gelu, *found.metrics["proposed"], standard_domain_only=True)
+    better = optimize(tmp_path / "o", GELU, *found.metrics["proposed"], standard_domain_only=True)
     again = analyze(tmp_path / "a", better.model, QNN, helps, flags=found.flags)
     assert again.metrics["nodes"] == {"supported": 1, "partial": 0, "unsupported": 0, "unknown": 0}
     assert again.flags == found.flags
-
-
-def test_a_pattern_that_does_not_run_at_all_makes_its_capability_required(
-    tmp_path: Path, gelu: onnx.ModelProto, scratch: Path
-) -> None:
-    rows = [(case, FAILS if case.op_type == "Tanh" else TAKEN) for case in cases_of(gelu, scratch)]
-    found = analyze(tmp_path / "a", gelu, QNN, table([*rows, (_gelu_case(gelu, scratch), LEFT)]))
-    (action,) = _only(found, "SUBGRAPH/GeluPattern")["actions"]
+    # A pattern that does not run at all makes its capability required.
+    rows = [(case, FAILS if case.op_type == "Tanh" else TAKEN) for case in cases_of(GELU)]
+    (action,) = _actions(analyze(tmp_path / "b", GELU, QNN, table([*rows, (_gelu_case(GELU), LEFT)])))
     assert (action["level"], action["status"]) == ("required", "partial")
 
 
@@ -152,19 +122,20 @@ def test_a_pattern_that_does_not_run_at_all_makes_its_capability_required(
     [(TAKEN, TAKEN), (TAKEN, None), (LEFT, LEFT), (LEFT, FAILS), (FAILS, None), (FAILS, FAILS), (None, TAKEN)],
 )
 def test_what_is_no_better_or_not_known_to_be_is_not_proposed(
-    tmp_path: Path, gelu: onnx.ModelProto, scratch: Path, now: Outcome | None, fused: Outcome | None
+    tmp_path: Path, now: Outcome | None, fused: Outcome | None
 ) -> None:
     rows = []
     if now is not None:
-        rows = [(case, now if case.op_type == "Tanh" else TAKEN) for case in cases_of(gelu, scratch)]
+        rows = [(case, now if case.op_type == "Tanh" else TAKEN) for case in cases_of(GELU)]
     if fused is not None:
-        rows.append((_gelu_case(gelu, scratch), fused))
-    found = analyze(tmp_path / "a", gelu, QNN, table(rows), flags=NOTHING)
+        rows.append((_gelu_case(GELU), fused))
+    found = analyze(tmp_path / "a", GELU, QNN, table(rows), flags=NOTHING)
     assert found.metrics["proposed"] == {}
     assert found.flags == NOTHING
+    assert analyze(tmp_path / "b", GELU, QNN).flags == NOTHING, "nor is anything without a table"
 
 
-def test_what_helps_one_place_and_harms_another_is_told_and_not_proposed(tmp_path: Path, scratch: Path) -> None:
+def test_what_helps_one_place_and_harms_another_is_told_and_not_proposed(tmp_path: Path) -> None:
     """With more than two dimensions, a Gemm has a Reshape on both sides."""
     weights = {name: np.ones(dims, np.float32) for name, dims in {"w": (4, 4), "b": (4,)}.items()}
     text = "g (float[2, 4] x, float[2, 3, 4] t) => (float[2, 4] y, float[2, 3, 4] z) {{ {} }}"
@@ -173,36 +144,36 @@ def test_what_helps_one_place_and_harms_another_is_told_and_not_proposed(tmp_pat
         text.format("y = Gemm(x, w, b) r = Reshape(t, flat) n = Gemm(r, w, b) z = Reshape(n, whole)"),
         **weights, flat=np.array([-1, 4]), whole=np.array([2, 3, 4]),
     )  # fmt: skip
-    rows = [(case, TAKEN if case.inputs[0].dims != (2, 4) else LEFT) for case in cases_of(separate, scratch)]  # type: ignore[union-attr]
-    rows += [(case, LEFT if case.op_type == "Reshape" else TAKEN) for case in cases_of(fused, scratch)]
+    rows = [(case, TAKEN if case.inputs[0].dims != (2, 4) else LEFT) for case in cases_of(separate)]  # type: ignore[union-attr]
+    rows += [(case, LEFT if case.op_type == "Reshape" else TAKEN) for case in cases_of(fused)]
     found = analyze(tmp_path / "a", separate, QNN, table(rows), flags=NOTHING)
-    (action,) = _only(found, "SUBGRAPH/MatMulAddPattern")["actions"]
+    (action,) = _actions(found, "SUBGRAPH/MatMulAddPattern")
     assert "1 other place would be worse off" in action["details"]
     assert not action["enabled"]
     assert found.flags == NOTHING
 
 
-def test_a_recipes_word_and_earlier_rounds_are_heeded(tmp_path: Path, gelu: onnx.ModelProto, helps: bytes) -> None:
+def test_a_recipes_word_and_earlier_rounds_are_heeded(tmp_path: Path, helps: bytes) -> None:
     for said, count in ((True, 0), (False, 1)):
-        found = analyze(tmp_path / "a", gelu, replace(QNN, optim={"gelu_fusion": said}), helps, flags=NOTHING)
-        actions = _only(found, "SUBGRAPH/GeluPattern")["actions"]
+        found = analyze(tmp_path / "a", GELU, replace(QNN, optim={"gelu_fusion": said}), helps, flags=NOTHING)
+        actions = _actions(found)
         assert [action["enabled"] for action in actions] == [False] * count
         assert found.flags == NOTHING
     before = b'{"reshape_mergedreshape":true}'
-    grown = analyze(tmp_path / "a", gelu, QNN, helps, flags=before)
+    grown = analyze(tmp_path / "a", GELU, QNN, helps, flags=before)
     assert set(grown.metrics["discovered"]) == {"gelu_fusion", "reshape_mergedreshape"}
-    silent = analyze(tmp_path / "a", gelu, replace(QNN, analyze=AnalyzeFields(propose=False)), helps, flags=before)
+    silent = analyze(tmp_path / "a", GELU, replace(QNN, analyze=AnalyzeFields(propose=False)), helps, flags=before)
     assert silent.flags == before
     assert silent.metrics["proposed"] == {}
 
 
-def test_a_form_that_the_opset_lacks_is_advice_and_no_proposal(tmp_path: Path, scratch: Path) -> None:
-    old = graph(GELU, 17)
-    rows = [(case, LEFT if case.op_type == "Tanh" else TAKEN) for case in cases_of(old, scratch)]
-    fused = replace(_gelu_case(old, scratch), opset=20)
+def test_a_form_that_the_opset_lacks_is_advice_and_no_proposal(tmp_path: Path) -> None:
+    old = graph(GELU_TEXT, 17)
+    rows = [(case, LEFT if case.op_type == "Tanh" else TAKEN) for case in cases_of(old)]
+    fused = replace(_gelu_case(old), opset=20)
     found = analyze(tmp_path / "a", old, QNN, table([*rows, (fused, TAKEN)]), flags=NOTHING)
     assert found.flags == NOTHING
-    (action,) = _only(found, "SUBGRAPH/GeluPattern")["actions"]
+    (action,) = _actions(found)
     assert (action["level"], action["enabled"]) == ("warning", False)
     assert "export.opset_version 20" in action["details"]
 
@@ -212,9 +183,9 @@ def test_a_recipe_is_asked_about_all_that_can_be_proposed_and_nothing_else() -> 
     assert {fusion.capability for fusion in FUSIONS} | {"clamp_constant_values"} == set(ASKED_ABOUT)
 
 
-def test_nodes_are_judged_as_quantize_will_make_them(tmp_path: Path, scratch: Path) -> None:
+def test_nodes_are_judged_as_quantize_will_make_them(tmp_path: Path) -> None:
     model = graph("g (float[2, 4] x) => (float[2, 4] y) { n = Softmax(x) y = Relu(n) }")
-    softmax, relu = cases_of(model, scratch)
+    softmax, relu = cases_of(model)
     quant = QuantizedTo("uint16", "uint8")
     integers = [(as_quantized(case, "uint16", "uint8"), TAKEN) for case in (softmax, relu)]
     both = table([(softmax, LEFT), (relu, LEFT), *integers])
@@ -232,17 +203,16 @@ def test_nodes_are_judged_as_quantize_will_make_them(tmp_path: Path, scratch: Pa
     ]
 
 
-def test_shapes_that_a_file_does_not_tell_are_inferred(tmp_path: Path, scratch: Path) -> None:
+def test_shapes_that_a_file_does_not_tell_are_inferred(tmp_path: Path) -> None:
     model = graph("g (float[2, 4] x) => (float[8] y) <int64[1] all = {-1}> { n = Neg(x) y = Reshape(n, all) }")
-    known = table_of(model, scratch, {})
-    found = analyze(tmp_path / "a", model, QNN, known)
+    found = analyze(tmp_path / "a", model, QNN, table((case, TAKEN) for case in cases_of(model)))
     assert found.metrics["nodes"]["supported"] == 2
     assert [each["check"] for each in found.result["lint"]["warnings"]] == ["shape_inference"]
 
 
-def test_an_installed_provider_is_asked_what_the_users_table_leaves_open(tmp_path: Path, scratch: Path) -> None:
+def test_an_installed_provider_is_asked_what_the_users_table_leaves_open(tmp_path: Path) -> None:
     model = graph("g (float[2, 4] x) => (float[2, 4] y) { n = Neg(x) y = Relu(n) }")
-    neg, _ = cases_of(model, scratch)
+    neg, _ = cases_of(model)
     config = replace(ON_CPU, analyze=AnalyzeFields(lists_cases=True))
     found = analyze(tmp_path / "a", model, config, table([(neg, LEFT)]))
     assert found.metrics["nodes"] == {"supported": 1, "partial": 1, "unsupported": 0, "unknown": 0}
@@ -265,13 +235,8 @@ def test_each_node_that_the_provider_refuses_is_unsupported_in_its_words(tmp_pat
     reasons = {each["operator"]: each["reason"] for each in found.metrics["unsupported"]}
     assert "Foo(-1) is not a registered function/op" in reasons["OP/ai.custom/Foo"]
     assert "tensor(int32)" in reasons["OP/ai.onnx/Erf"]
-
-
-def test_a_model_of_one_node_that_is_refused_is_unsupported_with_its_name_and_advice(tmp_path: Path) -> None:
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (double[2] x) => (double[2] y) { [erf] y = Erf(x) }'
-    )
-    (told,) = analyze(tmp_path / "a", model, ON_CPU).metrics["unsupported"]
+    only = '<ir_version: 8, opset_import: ["": 17]> g (double[2] x) => (double[2] y) { [erf] y = Erf(x) }'
+    (told,) = analyze(tmp_path / "only", onnx.parser.parse_model(only), ON_CPU).metrics["unsupported"]
     assert "'erf'" in told["reason"]
     assert told["reason"].endswith(". Use a 32-bit type instead of float64")
 
@@ -320,9 +285,9 @@ def test_a_compiled_model_runs_on_the_provider_that_made_it(tmp_path: Path, sour
     assert found.metrics["nodes"][verdict] == 1
 
 
-def test_a_model_that_tells_its_shapes_is_analyzed_without_onnx(tmp_path: Path, gelu: onnx.ModelProto) -> None:
+def test_a_model_that_tells_its_shapes_is_analyzed_without_onnx(tmp_path: Path) -> None:
     folder = tmp_path / "a"
-    analyze(folder, onnx.shape_inference.infer_shapes(gelu), QNN)
+    analyze(folder, onnx.shape_inference.infer_shapes(GELU), QNN)
     script = (
         "import sys; from pathlib import Path; from winml_dag.engine.stage import Workspace\n"
         "from winml_dag.stages.analyze import AnalyzeConfig; from winml_dag.stages.analyze.analysis import run\n"

@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import stat
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -77,22 +76,26 @@ def sdk(answer, tmp_path) -> Path:
     return root
 
 
-def _compile(model: Path, sdk: Path, folder: Path, *more: str) -> tuple[int, dict[str, Any]]:
-    arguments = ["compile", "-m", str(model), "-o", str(folder / "out.onnx"), "--ep", "qnn", "--compiler", "qairt"]
-    arguments += ["--qnn-sdk-root", str(sdk), "--cache-dir", str(folder / "cache"), "--format", "json", *more]
-    done = subprocess.run(
-        [sys.executable, "-m", "winml_dag", *arguments], cwd=folder, capture_output=True, text=True, check=False
-    )
-    return done.returncode, json.loads(done.stdout)
+def test_the_tools_are_called_and_what_they_give_runs(models, sdk, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
 
+    def compile_(sdk: Path, code: int = 0) -> dict[str, Any]:
+        arguments = ["compile", "-m", str(models.w8a16), "-o", "out.onnx", "--ep", "qnn", "--compiler", "qairt"]
+        arguments += ["--soc-model", "57", "--htp-optimization-level", "1", "--qnn-sdk-root", str(sdk)]
+        assert run([*arguments, "--cache-dir", "cache", "--format", "json"]) == code
+        return json.loads(capsys.readouterr().out)
 
-def _ran(value: dict[str, Any]) -> list[str]:
-    return [stage["id"] for stage in value["stages"] if stage["status"] == "ran"]
+    def ran(value: dict[str, Any]) -> list[str]:
+        return [stage["id"] for stage in value["stages"] if stage["status"] == "ran"]
 
+    (sdk / "fails").touch()
+    failed = json.dumps(compile_(sdk, code=1))
+    assert "qairt-converter ended with exit code 3: ERROR: Op Gather is of no use" in failed
+    assert not (tmp_path / "out.onnx").exists()
+    (sdk / "fails").unlink()
+    (sdk / "calls.jsonl").unlink()
 
-def test_the_tools_are_called_and_what_they_give_runs(models, sdk, tmp_path) -> None:
-    code, value = _compile(models.w8a16, sdk, tmp_path, "--soc-model", "57", "--htp-optimization-level", "1")
-    assert code == 0, value
+    value = compile_(sdk)
     converted, generated = map(json.loads, (sdk / "calls.jsonl").read_text().splitlines())
     assert converted["tool"] == "qairt-converter"
     assert converted["arguments"] == [
@@ -113,27 +116,19 @@ def test_the_tools_are_called_and_what_they_give_runs(models, sdk, tmp_path) -> 
     }
     assert sorted(path.name for path in tmp_path.glob("out*")) == ["out.onnx", "out_qnn.bin"]
     # Compared with its source model, on QNN's emulator.
-    assert _ran(value) == ["compile", "validate", "finalize"]
+    assert ran(value) == ["compile", "validate", "finalize"]
     metrics = value["stages"][0]["metrics"]
     assert (metrics["ep_context_partitions"], metrics["cpu_nodes"]) == (1, [])
     assert metrics["ep_sdk_version"] == "2.39.0.250926"
 
     # A moved SDK is the same; another tool changes the key.
     moved = sdk.rename(sdk.with_name("moved"))
-    assert _ran(_compile(models.w8a16, moved, tmp_path, "--soc-model", "57", "--htp-optimization-level", "1")[1]) == []
+    assert ran(compile_(moved)) == []
     tool = moved / "bin" / host_name() / "qairt-converter"
     tool.write_text(tool.read_text() + "# mended\n", encoding="utf-8")
-    again = _compile(models.w8a16, moved, tmp_path, "--soc-model", "57", "--htp-optimization-level", "1")[1]
-    assert "compile" in _ran(again)
+    again = compile_(moved)
+    assert "compile" in ran(again)
     assert "QAIRT SDK qairt-converter" in again["stages"][0]["reason"]
-
-
-def test_a_tool_that_fails_is_told_with_its_last_words(models, sdk, tmp_path) -> None:
-    (sdk / "fails").touch()
-    code, value = _compile(models.w8a16, sdk, tmp_path)
-    assert code == 1
-    assert "qairt-converter ended with exit code 3: ERROR: Op Gather is of no use" in json.dumps(value)
-    assert not (tmp_path / "out.onnx").exists()
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,18 @@ from evaluation_samples import (
 from optimize_samples import graph
 
 from winml_dag.errors import StageError
+from winml_dag.stages.evaluate import metrics
 from winml_dag.stages.evaluate.cases import Labels, chosen_numbers
 
 CHANCE = random.Random(0)
+
+
+@pytest.fixture(autouse=True)
+def _few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Intervals are tested with the metrics."""
+    monkeypatch.setattr(metrics, "RESAMPLES", 50)
+
+
 TAGS = ("O", "B-PER", "I-PER")
 
 
@@ -93,42 +102,20 @@ def test_arrays_may_have_labels_beside_the_models_inputs(tmp_path: Path) -> None
     weights = table(3)[:4]
     x = np.random.default_rng(4).normal(size=(20, 4)).astype(np.float32)
     labels = np.arange(20) % 3
+    right = (x @ weights).argmax(1) == labels
     model, task = linear_model(tmp_path / "m.onnx", weights), "image-classification"
     np.savez(tmp_path / "data.npz", x=x, labels=labels)
-    report = evaluate(tmp_path, model, tmp_path / "data.npz", task, samples=12, seed=1)
-    chosen = chosen_numbers(20, 12, 1)
-    expected = np.mean((x @ weights).argmax(1)[chosen] == labels[chosen])
-    assert value(report, "accuracy") == pytest.approx(expected, abs=1e-5)
-    assert (report["data"], report["samples"], report["of"]) == ("npz", 12, 20)
-    names = np.array(["a", "b", "c"])[labels]
-    np.savez(tmp_path / "named.npz", x=x, kind=names)
+    one, again, first = (
+        evaluate(tmp_path, model, tmp_path / "data.npz", task, samples=12, seed=seed) for seed in (1, 1, None)
+    )
+    assert one == again, "a choice of samples is the same every time"
+    assert value(one, "accuracy") == pytest.approx(right[chosen_numbers(20, 12, 1)].mean(), abs=1e-5)
+    assert value(first, "accuracy") == pytest.approx(right[:12].mean(), abs=1e-5)
+    assert (one["data"], one["samples"], one["of"]) == ("npz", 12, 20)
+    np.savez(tmp_path / "named.npz", x=x, kind=np.array(["a", "b", "c"])[labels])
     named = {"columns_mapping": {"label": "kind"}, "label_mapping": {"a": 0, "b": 1, "c": 2}}
-    every = np.mean((x @ weights).argmax(1) == labels)
     found = evaluate(tmp_path, model, tmp_path / "named.npz", task, seed=1, **named)
-    assert value(found, "accuracy") == pytest.approx(every, abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("arrays", "message"),
-    [
-        ({}, "no column label or labels"),
-        ({"label": np.arange(3)}, "different numbers of samples: label 3, x 2"),
-        ({"label": np.array(1)}, "data of 'label' is a single number"),
-        ({"label": np.array([0, 7])}, "sample 1 is class 7, and the model has 3 classes"),
-        ({"label": np.array([0, 1]), "y": np.zeros(2)}, "y not an input"),
-    ],
-)
-def test_arrays_without_a_label_for_each_sample_are_refused(
-    tmp_path: Path, arrays: dict[str, np.ndarray], message: str
-) -> None:
-    np.savez(tmp_path / "data.npz", x=np.zeros((2, 2), np.float32), **arrays)
-    model = linear_model(tmp_path / "m.onnx", np.ones((2, 3), np.float32))
-    with pytest.raises(StageError) as caught:
-        evaluate(tmp_path, model, tmp_path / "data.npz", "text-classification")
-    assert message in str(caught.value)
-    np.save(tmp_path / "x.npy", np.zeros((2, 2), np.float32))
-    with pytest.raises(StageError, match=r"only one \.npz file can have them"):
-        evaluate(tmp_path, model, tmp_path / "x.npy", "text-classification")
+    assert value(found, "accuracy") == pytest.approx(right.mean(), abs=1e-5)
 
 
 def test_images_are_labelled_by_their_folders(tmp_path: Path) -> None:
@@ -181,7 +168,9 @@ def test_entities_are_counted_without_padding_and_words_that_have_no_tag(tmp_pat
     assert report["metrics"]["entity_f1"]["candidate"]["interval"] == "bootstrap"
 
 
-def test_tags_that_name_no_entities_are_counted_as_they_are(tmp_path: Path, processor: Path) -> None:
+def test_tags_that_name_no_entities_are_counted_as_they_are_and_words_behind_the_cut_not(
+    tmp_path: Path, processor: Path
+) -> None:
     rows = table(3)
     data = [{"words": text, "tags": " ".join("good" for _ in text.split())} for text in (sentence() for _ in range(4))]
     model = text_model(tmp_path / "m.onnx", rows, ["logits"])
@@ -190,16 +179,11 @@ def test_tags_that_name_no_entities_are_counted_as_they_are(tmp_path: Path, proc
     assert value(report, "token_accuracy") == pytest.approx(np.mean(every), abs=1e-5)
     assert list(report["metrics"]) == ["token_accuracy", "token_macro_f1"]
     assert report["full_texts"] == 0
-
-
-def test_words_behind_the_cut_do_not_count_and_the_text_is_told(tmp_path: Path, processor: Path) -> None:
-    rows = table(3)
-    rows[:] = [0, 1, 0]
-    data = [{"tokens": ["w1"] * 30, "tags": [1] * (LENGTH - 2) + [0] * (32 - LENGTH)}, {"tokens": ["w1"], "tags": [1]}]
-    model = text_model(tmp_path / "m.onnx", rows, ["logits"])
-    report = evaluate(tmp_path, model, data, "token-classification", processor=processor)
-    assert value(report, "token_accuracy") == 1.0
-    assert report["full_texts"] == 1
+    found = int(rows[row_of("w1")].argmax())
+    tags = [found] * (LENGTH - 2) + [(found + 1) % 3] * (32 - LENGTH)
+    long = [{"tokens": ["w1"] * 30, "tags": tags}, {"tokens": ["w1"], "tags": [found]}]
+    report = evaluate(tmp_path, model, long, "token-classification", processor=processor)
+    assert (value(report, "token_accuracy"), report["full_texts"]) == (1.0, 1)
 
 
 def test_a_model_that_gives_no_numbers_is_right_about_nothing(tmp_path: Path, processor: Path, tagger: Path) -> None:
@@ -290,21 +274,11 @@ def test_the_similarity_of_texts_is_that_of_their_embeddings(
     assert value(report, "pearson") == pytest.approx(np.corrcoef(people, cosines)[0, 1], abs=1e-5)
 
 
-def test_a_choice_of_the_samples_is_the_same_every_time(tmp_path: Path) -> None:
-    weights = table(3)[:4]
-    rows = np.random.default_rng(3).normal(size=(30, 4)).astype(np.float32)
-    data = [{"x": row.tolist(), "label": at % 3} for at, row in enumerate(rows)]
-    model = linear_model(tmp_path / "m.onnx", weights)
-    chosen = [evaluate(tmp_path, model, data, "text-classification", samples=10, seed=seed) for seed in (1, 1, 2, None)]
-    assert chosen[0] == chosen[1]
-    assert {report["samples"] for report in chosen} == {10}
-    first = rows[:10] @ weights
-    expected = np.mean(first.argmax(1) == np.arange(10) % 3)
-    assert value(chosen[3], "accuracy") == pytest.approx(expected)
+X = np.zeros((2, 2), np.float32)
 
 
 @pytest.mark.parametrize(
-    ("rows", "fields", "message"),
+    ("data", "fields", "message"),
     [
         ([{"x": [0, 0], "label": "dog"}], {}, "'dog' of row 0 is not a number, and the model has no names"),
         ([{"x": [0, 0], "label": 7}], {}, "row 0 is class 7, and the model has 3 classes"),
@@ -314,14 +288,22 @@ def test_a_choice_of_the_samples_is_the_same_every_time(tmp_path: Path) -> None:
         ([{"x": [0, 0], "label": 1}], {"columns_mapping": {"label": "kind"}}, "no column kind"),
         ([{"x": [0, 0], "label": None}], {}, "Column 'label' has no value in row 0"),
         ([{"x": [0, 0], "label": 1}], {"batch_size": 4}, "takes 1 at once, and a batch of 4"),
+        ({"x": X}, {}, "no column label or labels"),
+        ({"x": X, "label": np.arange(3)}, {}, "different numbers of samples: label 3, x 2"),
+        ({"x": X, "label": np.array(1)}, {}, "data of 'label' is a single number"),
+        ({"x": X, "label": np.array([0, 7])}, {}, "sample 1 is class 7, and the model has 3 classes"),
+        ({"x": X, "label": np.array([0, 1]), "y": np.zeros(2)}, {}, "y not an input"),
+        (X, {}, "only one .npz file can have them"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(
-    tmp_path: Path, rows: list[dict[str, Any]], fields: dict[str, Any], message: str
-) -> None:
+def test_what_does_not_fit_is_refused_by_name(tmp_path: Path, data: Any, fields: dict[str, Any], message: str) -> None:
     model = linear_model(tmp_path / "m.onnx", np.ones((2, 3), np.float32))
+    if not isinstance(data, list):
+        file = tmp_path / ("data.npz" if isinstance(data, dict) else "data.npy")
+        np.savez(file, **data) if isinstance(data, dict) else np.save(file, data)
+        data = file
     with pytest.raises(StageError) as caught:
-        evaluate(tmp_path, model, rows, "text-classification", **fields)
+        evaluate(tmp_path, model, data, "text-classification", **fields)
     assert message in str(caught.value)
 
 
