@@ -1,4 +1,4 @@
-"""``build --link``: its outputs, programs that read them, and the effect of an edit through a link."""
+"""``build --link`` and weights beside a model: outputs, programs that read them, and an edit through a link."""
 
 from __future__ import annotations
 
@@ -10,26 +10,21 @@ import onnx
 import onnxruntime
 import pytest
 from oneprocess import OneProcess
-from onnx import TensorProto, helper, numpy_helper
-from scenario import Project
+from onnx import numpy_helper
+from onnx_samples import save
+from scenario import Project, with_status
 
 from winml_dag import build_onnx_model
 from winml_dag.onnxmodel.inspect import EXTERNAL_DATA_THRESHOLD
 from winml_dag.store.store import Store
 
 
-def save_model(folder: Path, width: int) -> None:
-    """Save ``small.onnx``: one product with *width* times *width* weights."""
-    weights = numpy_helper.from_array(np.random.default_rng(0).standard_normal((width, width), np.float32), "w")
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])],
-        "small",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, width])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, width])],
-        [weights],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    onnx.save(model, folder / "small.onnx")
+def save_model(folder: Path, width: int) -> np.ndarray:
+    """Save ``small.onnx``, one product with *width* times *width* weights, and return those."""
+    weights = np.random.default_rng(0).standard_normal((width, width), np.float32)
+    text = f"small (float[1, {width}] x) => (float[1, {width}] y) {{ y = MatMul(x, w) }}"
+    save(folder / "small.onnx", text, w=weights)
+    return weights
 
 
 @pytest.fixture
@@ -40,10 +35,7 @@ def small(tmp_path: Path, commands: OneProcess | None) -> Project:
 
 
 def build(project: Project, *arguments: str, out: str | Path = "out") -> str:
-    """Run a build that must succeed, and return its output."""
-    finished = project.run("build", "--onnx", "small.onnx", "-o", str(out), *arguments)
-    assert finished.returncode == 0, finished.stderr
-    return finished.stdout
+    return project.says("build", "--onnx", "small.onnx", "-o", str(out), *arguments)
 
 
 def outputs(model: Path) -> np.ndarray:
@@ -62,20 +54,40 @@ def test_every_file_of_a_stage_is_a_link_that_the_next_build_leaves_alone(small:
 
 
 @pytest.mark.slow
-def test_onnxruntime_reads_linked_weights_and_onnx_refuses_them(tmp_path: Path, commands: OneProcess | None) -> None:
-    width = 1 + int((EXTERNAL_DATA_THRESHOLD / 4) ** 0.5)
-    save_model(tmp_path, width)
+def test_weights_of_100_mib_are_beside_every_model_and_in_the_cache_once(
+    tmp_path: Path, commands: OneProcess | None
+) -> None:
+    weights = save_model(tmp_path, 1 + int((EXTERNAL_DATA_THRESHOLD / 4) ** 0.5))
     project = Project(tmp_path, commands)
-    build(project, "--link", "--no-analyze", "--no-validate")
-    assert (project.out / "model.onnx.data").stat().st_nlink > 1
+    few = ("--no-analyze", "--no-validate", "-d", "cpu")
+    build(project, "--link", *few)
+    assert {path.name for path in project.out.glob("*.onnx*")} == {
+        *("optimized.onnx", "optimized.onnx.data", "model.onnx", "model.onnx.data")
+    }
+    info = project.told("cache", "info")
+    assert info["unique_bytes"] < 1.5 * weights.nbytes < info["apparent_bytes"]
+
+    # onnxruntime reads linked weights, and onnx refuses them.
+    data = project.out / "model.onnx.data"
+    assert data.stat().st_nlink > 1
     np.testing.assert_allclose(outputs(project.out / "model.onnx"), outputs(tmp_path / "small.onnx"), rtol=1e-5)
     with pytest.raises(onnx.checker.ValidationError, match="multiple hard links"):
         onnx.load(project.out / "model.onnx")
+    (weight,) = onnx.load(project.out / "model.onnx", load_external_data=False).graph.initializer
+    assert {entry.key: entry.value for entry in weight.external_data}["location"] == "model.onnx.data"
+    weight.CopyFrom(numpy_helper.from_array(weights, weight.name))
+    assert data.read_bytes() == weight.raw_data
+
+    # A command finds what a build has made of such a model, under the name in it.
+    build(project, "-p", "dynamic", *few, out="dynamic")
+    quantize = ("quantize", "-m", "dynamic/optimized.onnx", "-p", "dynamic", "-d", "cpu", "--no-validate")
+    assert "in the way" in project.refused(*quantize, "-o", "small.onnx")
+    assert with_status(project.told(*quantize, "-o", "quantized.onnx"), "reused") == ["quantize"]
 
 
 def test_an_edit_through_a_link_damages_the_cache_which_notices_and_heals(small: Project) -> None:
     build(small, "--link")
-    before = {name: data for name, data in small.contents().items() if name.endswith(".onnx")}
+    before = small.models()
     model = small.out / "model.onnx"
     model.chmod(0o644)
     with model.open("r+b") as file:
@@ -84,8 +96,8 @@ def test_an_edit_through_a_link_damages_the_cache_which_notices_and_heals(small:
     said = build(small, "--link")
     assert "missing or damaged in the cache: " in said
     assert "restored changed or deleted files: " in said
-    assert {name: data for name, data in small.contents().items() if name.endswith(".onnx")} == before
-    assert small.run("cache", "verify").returncode == 0
+    assert small.models() == before
+    small.says("cache", "verify")
 
 
 def test_where_no_link_can_be_made_the_build_says_in_a_line_that_it_copied(small: Project) -> None:
@@ -99,18 +111,14 @@ def test_where_no_link_can_be_made_the_build_says_in_a_line_that_it_copied(small
         assert {path.stat().st_nlink for path in out.iterdir()} == {1}
 
 
-def test_links_can_be_asked_for_from_python(small: Project) -> None:
+def test_python_links_too_and_bytes_that_two_stages_put_out_are_in_the_cache_once(small: Project) -> None:
+    """Nothing is left to optimize, so the optimized model equals the final one."""
     done = build_onnx_model(small.folder / "small.onnx", small.out, cache_dir=small.cache, link=True)
     assert done.final_artifact is not None
     assert done.final_artifact.stat().st_nlink > 1
     assert done.published.not_linked == ()
-
-
-def test_bytes_that_two_stages_put_out_are_in_the_cache_once(small: Project) -> None:
-    """Nothing is left to optimize, so the optimized model equals the final one."""
-    build(small)
-    model = small.contents()["model.onnx"]
-    assert small.contents()["optimized.onnx"] == model
+    model = small.models()["model.onnx"]
+    assert small.models()["optimized.onnx"] == model
     store = Store(small.cache)
     assert [blob.path.read_bytes() for blob in store.blobs.all()].count(model) == 1
     store.close()

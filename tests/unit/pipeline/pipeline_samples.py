@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from winml_dag.engine.keys import cache_key, config_hash
+from winml_dag.ep.qairt import CONVERTER, GENERATOR, host_name, library, program
 from winml_dag.pipeline.buildgraph import Build
 from winml_dag.pipeline.decisions import ResolveContext
 from winml_dag.pipeline.request import Overrides
@@ -60,3 +63,30 @@ def publish(store: Store, scratch: Path, files: Mapping[str, bytes]) -> tuple[Fi
     for name, data in files.items():
         (folder / name).write_bytes(data)
     return store.publish(Record(cache_key(made), config_hash({}), made, {}), {"model": folder}).files()
+
+
+def put_sdk(folder: Path) -> Path:
+    """Create the files of a QNN SDK that a plan checks."""
+    names = [f"bin/{host_name()}/{name}" for name in (CONVERTER, program(GENERATOR))]
+    names += [f"lib/{host_name()}/{library(name)}" for name in ("QnnHtp", "QnnHtpNetRunExtensions")]
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    (folder / "sdk.yaml").write_text("version: 2.39.0", encoding="utf-8")
+    return folder
+
+
+@contextmanager
+def changed_before(module: Any, name: str, change: Callable[[], object]) -> Iterator[None]:
+    """Make the *change* once, before the first call of the function *name*."""
+    called, changes = getattr(module, name), [change]
+
+    def change_and_call(*arguments: Any, **options: Any) -> Any:
+        if changes:
+            changes.pop()()
+        return called(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(module, name, change_and_call)
+        yield
+    assert not changes

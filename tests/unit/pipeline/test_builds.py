@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from pipeline_samples import save_model
 
-from winml_dag.engine.events import Status
-from winml_dag.errors import InputError, UsageError
-from winml_dag.pipeline.build import Outcome, build_all, count_stages, merged
+from winml_dag.engine.events import Silent, StageResult, Status
+from winml_dag.errors import InputError, StoreError, UsageError
+from winml_dag.pipeline.build import Outcome, build, build_all, count_stages, merged
+from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.plan_cache import Planned, plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.run import BuildOptions, Driver
@@ -145,3 +147,54 @@ def test_rebuild_runs_shared_stages_once_too(builds: Builds) -> None:
     again = [builds.plan("one"), builds.plan("two")]
     outcomes = build_all(again, Driver(builds.store, BuildOptions(jobs=2, rebuild=True)))
     assert statuses(outcomes) == {"one": [Status.RAN], "two": [Status.REUSED]}
+
+
+class Settling(Store):
+    """Counts the waits for uploads."""
+
+    settled = 0
+
+    def settle(self) -> None:
+        self.settled += 1
+        super().settle()
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settling]:
+    monkeypatch.chdir(tmp_path)
+    store = Settling(tmp_path / "cache")
+    yield store
+    store.close()
+
+
+def own_stage(script: str, store: Store) -> BuildGraph:
+    """Plan one stage that runs *script* and then writes a file."""
+    whole = f"import sys; {script}; open(sys.argv[1], 'w').write('done')"
+    stage = {"command": [sys.executable, "-c", whole, "{outputs.out}"], "outputs": {"out": "made.txt"}}
+    Path("recipe.yaml").write_text(yaml.safe_dump({"stages": {"one": stage}}))
+    return plan_request(Request(Path("recipe.yaml"), Overrides(), Path("out")), store, download=False)
+
+
+def test_uploads_are_completed_of_a_build_and_of_one_whose_stage_fails(store: Settling) -> None:
+    assert not build(own_stage("pass", store), Driver(store)).failed
+    assert store.settled == 1
+    assert build(own_stage("sys.exit(1)", store), Driver(store)).failed
+    assert store.settled == 2
+
+
+def test_uploads_are_completed_of_a_build_whose_files_cannot_be_put_in_place(store: Settling) -> None:
+    in_the_way = own_stage("open('out', 'w').close()", store)
+    with pytest.raises(StoreError):
+        build(in_the_way, Driver(store))
+    assert store.settled == 1
+    assert store.records.all()
+
+
+def test_uploads_are_not_completed_of_a_build_that_is_interrupted(store: Settling) -> None:
+    class Impatient(Silent):
+        def finished(self, result: StageResult) -> None:  # noqa: ARG002
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(own_stage("pass", store), Driver(store, observer=Impatient()))
+    assert store.settled == 0

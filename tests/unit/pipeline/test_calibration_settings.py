@@ -1,19 +1,23 @@
-"""The effect of calibration settings, and which contradict each other."""
+"""The effect of calibration settings, which contradict each other, and what is read of data."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pipeline_samples import resolved as resolved_recipe
 from pipeline_samples import save_model
 
 from winml_dag.engine.stage import Skip
 from winml_dag.errors import WinmlDagError
+from winml_dag.onnxmodel.feeds import InputSpec
 from winml_dag.pipeline.buildgraph import Build
-from winml_dag.pipeline.data import packages_of
+from winml_dag.pipeline.data import calibration_source, packages_of
+from winml_dag.stages.samples.read import read_samples
 
 RANGES = json.dumps({"method": "minmax", "from": {"seed": 0, "distribution": "normal"}})
 OF_DATA = json.dumps({"method": "minmax", "from": {"seed": None, "distribution": None}})
@@ -167,3 +171,24 @@ def test_settings_that_are_written_out_build_the_same_again(folder):
     assert [file.path.resolve() for file in rebuilt.sources["processor"].files] == [
         folder / "processor" / "tokenizer.json"
     ]
+
+
+@pytest.mark.parametrize("name", ["input_ids.npy", "any name.npz"])
+def test_a_single_file_of_arrays_can_be_read(tmp_path: Path, name: str) -> None:
+    arrays = np.arange(12, dtype=np.int32).reshape(3, 4)
+    path = tmp_path / name
+    np.save(path, arrays) if path.suffix == ".npy" else np.savez(path, input_ids=arrays)
+    placed = tmp_path / "input"
+    placed.mkdir()
+    for file in calibration_source(path).files:
+        shutil.copy(file.path, placed / file.name)
+    assert [
+        feed["input_ids"].tolist() for feed in read_samples(placed, [InputSpec("input_ids", "int32", (1, 4))], None)
+    ] == arrays[:, None].tolist()
+
+
+def test_what_tells_about_images_is_not_among_them(tmp_path: Path) -> None:
+    for name in ("b.PNG", "a/c.jpeg", "metadata.csv", "notes.md", "labels.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"content")
+    assert [file.name for file in calibration_source(tmp_path).files] == ["a/c.jpeg", "b.PNG"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -92,15 +91,3 @@ def test_a_file_replaced_by_another_leaves_the_cache_alone(links: Links) -> None
     assert links.store.missing(links.files) == []
     assert links.put(link=True).restored == ("model.onnx",)
     assert links.linked() == set(FILES)
-
-
-def test_copies_on_another_device_are_named(links: Links, tmp_path: Path) -> None:
-    if not Path("/dev/shm").is_dir():
-        pytest.skip("needs a second file system")
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        if Path(folder).stat().st_dev == tmp_path.stat().st_dev:
-            pytest.skip("one file system only")
-        links.out = Path(folder) / "out"
-        done = links.put(link=True, owned=False)
-        assert set(done.not_linked) == set(done.written) == set(FILES)
-        assert links.linked() == set()

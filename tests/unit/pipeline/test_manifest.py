@@ -1,14 +1,146 @@
-"""The text of a manifest: a line per stage and source, so that those of a partition can be replaced separately."""
+"""What a manifest records about its build: CI runs, wheels, and locations of sources; and its text."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from winml_dag.engine.keys import distribution_version
+from winml_dag.engine.stage import Source, SourceFile
+from winml_dag.pipeline.build_info import CiRun, asked_for, ci_run, record_digest, source_json, wheel_records
 from winml_dag.pipeline.manifest import manifest_text, with_part
+from winml_dag.pipeline.request import Overrides
+from winml_dag.recipe.load import load_recipe
+from winml_dag.stages import artifact_types
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+GITHUB = {
+    "GITHUB_ACTIONS": "true",
+    "GITHUB_SERVER_URL": "https://github.com",
+    "GITHUB_REPOSITORY": "org/models",
+    "GITHUB_WORKFLOW_REF": "org/models/.github/workflows/build.yml@refs/heads/main",
+    "GITHUB_RUN_ID": "12",
+    "GITHUB_RUN_ATTEMPT": "2",
+    "GITHUB_SHA": COMMIT,
+}
+AZURE = {
+    "TF_BUILD": "True",
+    "SYSTEM_COLLECTIONURI": "https://dev.azure.com/org/",
+    "SYSTEM_TEAMPROJECT": "My Models",
+    "SYSTEM_DEFINITIONID": "3",
+    "BUILD_BUILDID": "44",
+    "BUILD_REPOSITORY_URI": "https://somebody:secret@dev.azure.com/org/models/_git/models",
+    "BUILD_SOURCEVERSION": COMMIT,
+}
+GITLAB = {
+    "GITLAB_CI": "true",
+    "CI_PROJECT_URL": "https://gitlab.com/org/models",
+    "CI_JOB_URL": "https://gitlab.com/org/models/-/jobs/7",
+    "CI_RUNNER_ID": "9",
+    "CI_COMMIT_SHA": COMMIT,
+}
+
+
+def test_each_ci_system_is_told_by_addresses() -> None:
+    repository = "https://github.com/org/models"
+    workflow = f"{repository}/.github/workflows/build.yml@refs/heads/main"
+    assert ci_run(GITHUB) == CiRun(workflow, f"{repository}/actions/runs/12/attempts/2", repository, COMMIT)
+    project = "https://dev.azure.com/org/My%20Models"
+    azure = ci_run(AZURE)
+    assert azure is not None
+    assert (azure.builder, azure.run) == (
+        f"{project}/_build?definitionId=3",
+        f"{project}/_build/results?buildId=44",
+    )
+    assert azure.repository == "https://dev.azure.com/org/models/_git/models"  # without a password
+    gitlab = "https://gitlab.com/org/models"
+    assert ci_run(GITLAB) == CiRun(f"{gitlab}/-/runners/9", f"{gitlab}/-/jobs/7", gitlab, COMMIT)
+
+
+@pytest.mark.parametrize("environment", [{}, {"CI": "true"}, {"GITHUB_ACTIONS": "true"}, {"TF_BUILD": "True"}])
+def test_outside_of_a_system_that_tells_itself_there_is_no_run(environment: dict[str, str]) -> None:
+    assert ci_run(environment) is None
+
+
+_WHEEL = ("pkg/__init__.py,sha256=aa,1", 'pkg/"a, b".py,sha256=bb,2', "pkg-1.0.dist-info/METADATA,sha256=cc,3")
+_INSTALLERS = (
+    "pkg/__pycache__/__init__.cpython-311.pyc,,",
+    "../../../bin/pkg,sha256=dd,4",
+    "pkg-1.0.dist-info/INSTALLER,sha256=ee,5",
+    "pkg-1.0.dist-info/RECORD,,",
+    "pkg-1.0.dist-info/REQUESTED,sha256=ff,0",
+    "pkg-1.0.dist-info/direct_url.json,sha256=00,9",
+)
+
+
+@given(lines=st.permutations([*_WHEEL, *_INSTALLERS]), added=st.sets(st.sampled_from(_INSTALLERS)))
+def test_what_an_installer_adds_to_a_record_does_not_count(lines: list[str], added: set[str]) -> None:
+    kept = [line for line in lines if line in _WHEEL or line in added]
+    assert record_digest("\r\n".join(kept)) == record_digest("\n".join(_WHEEL))
+
+
+@given(place=st.integers(0, len(_WHEEL) - 1))
+def test_another_file_in_a_wheel_does(place: int) -> None:
+    changed = [line.replace("sha256=", "sha256=x") if at == place else line for at, line in enumerate(_WHEEL)]
+    assert record_digest("\n".join(changed)) != record_digest("\n".join(_WHEEL))
+
+
+def test_only_what_is_installed_in_that_very_version_has_a_digest() -> None:
+    version = distribution_version("numpy")
+    assert version is not None
+    assert wheel_records({"numpy": version}).keys() == {"numpy"}
+    assert wheel_records({"numpy": "0.0.1", "nothing-of-that-name": "1.0"}) == {}
+
+
+def _source(folder: Path, *names: str, kind: str = artifact_types.MODEL_FOLDER) -> Source:
+    return Source("source", kind, tuple(SourceFile(name, folder / name) for name in names))
+
+
+def test_a_source_is_told_by_where_it_lay_as_seen_from_the_output(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    environ = source_json(_source(tmp_path / "data", "a.npy", "sub/b.npy", kind="calibration data"), out)
+    assert environ == {"kind": "calibration data", "folder": "../data"}
+    renamed = Source("model", "onnx", (SourceFile("export.onnx", tmp_path / "net.onnx"),))
+    assert source_json(renamed, out) == {"kind": "onnx", "folder": "..", "names": {"export.onnx": "net.onnx"}}
+
+
+@pytest.mark.parametrize(
+    ("card", "license_"),
+    [
+        ("---\nlanguage: en\nlicense: apache-2.0\n---\n# A model\n", "apache-2.0"),
+        ("---\nlicense: 'mit'\n---\n", "mit"),
+        ("# A model\nlicense: mit\n", None),
+        ("---\nlicense: [mit, gpl]\n---\n", None),
+    ],
+)
+def test_of_the_hub_the_commit_is_told_and_the_license_of_the_card(
+    tmp_path: Path, card: str, license_: str | None
+) -> None:
+    folder = tmp_path / "models--org--name" / "snapshots" / COMMIT
+    folder.mkdir(parents=True)
+    (folder / "README.md").write_text(card)
+    environ = source_json(_source(folder, "config.json"), tmp_path / "out")
+    assert environ["hub"] == {"kind": "models", "name": "org/name", "revision": COMMIT}
+    assert "folder" not in environ  # the location of the hub cache is specific to this machine
+    assert environ.get("license") == license_
+
+
+def test_what_was_asked_for_is_what_somebody_wrote(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("model: net.onnx\nquant: {samples: 4}\nstages: {own: {command: [cp, a, b]}}\n")
+    asked = asked_for(load_recipe(recipe), Overrides(ep="cpu", onnx=Path("a/b.onnx"), quant=False))
+    assert asked["options"] == {"ep": "cpu", "onnx": "a/b.onnx", "quant": False}
+    environ = asked["recipe"]
+    assert isinstance(environ, dict)
+    assert environ["file"] == "recipe.yaml"
+    assert environ["says"] == {"model": "net.onnx", "quant": {"samples": 4}}
+
 
 NAMES = st.text("abc-_/0.", min_size=1, max_size=6)
 

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import venv
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 import xxhash
-from pipeline_samples import save_model
+from pipeline_samples import changed_before, put_sdk, save_model
 
 from winml_dag import file_reading
+from winml_dag.configuration import CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE
 from winml_dag.engine import keys
-from winml_dag.pipeline import uptodate
+from winml_dag.ep.availability import installed
+from winml_dag.ep.qairt import host_name, library
+from winml_dag.ep.registry import QNN
+from winml_dag.pipeline import plan as pipeline_plan
+from winml_dag.pipeline import plan_cache, uptodate
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.plan import plan_build
 from winml_dag.pipeline.plan_cache import plan_request
@@ -31,6 +38,8 @@ ep: cpu
 precision: w8a8
 quant: {calibration_data: data}
 """
+REQUEST = Request(Path("recipe.yaml"), Overrides(), Path("out"))
+OUT = Path("out")
 
 
 @pytest.fixture
@@ -38,30 +47,34 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """A store next to a project: a model folder, data, a recipe. Recently written files count as settled."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(file_reading, "SETTLED_NS", 0)
-    put_model(tmp_path / "model")
-    (tmp_path / "data" / "more").mkdir(parents=True)
-    np.savez(tmp_path / "data" / "a.npz", input_ids=np.zeros((1, 8), np.int32))
-    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    put_project(tmp_path)
     return Store(tmp_path / "cache")
 
 
-LinkFolder = Callable[[Path, Path], None]
+def put_project(folder: Path) -> None:
+    put_model(folder / "model")
+    (folder / "data" / "more").mkdir(parents=True)
+    put_data(folder / "data" / "a.npz", 0)
+    save_model(folder / "m.onnx", doc_string=folder.name)
+    (folder / "recipe.yaml").write_text(RECIPE)
 
 
-@pytest.fixture
-def link() -> LinkFolder:
-    """Makes a link to a folder."""
-
-    def make(at: Path, to: Path) -> None:
-        try:
-            at.symlink_to(to, target_is_directory=True)
-        except OSError:
-            pytest.skip("links need a permission here")
-
-    return make
+def put_model(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": ["BertModel"]}))
+    (folder / "model.safetensors").write_bytes(f"{folder}"[-9:].encode())
 
 
-REQUEST = Request(Path("recipe.yaml"), Overrides(), Path("out"))
+def put_data(path: Path, value: int) -> None:
+    np.savez(path, input_ids=np.full((1, 8), value, np.int32))
+
+
+def link(at: Path, to: Path) -> None:
+    """Make a link to a folder."""
+    try:
+        at.symlink_to(to, target_is_directory=True)
+    except OSError:
+        pytest.skip("links need a permission here")
 
 
 def fresh(request: Request, store: Store) -> BuildGraph:
@@ -71,6 +84,15 @@ def fresh(request: Request, store: Store) -> BuildGraph:
 def load(request: Request, store: Store) -> BuildGraph | None:
     stands = check(str(store.folder), str(request.words))
     return None if stands is None else load_plan(stands, store)
+
+
+def ended_by(edit: Callable[[], object], store: Store, request: Request = REQUEST) -> tuple[BuildGraph, BuildGraph]:
+    """Return the plan that stands until *edit*, and the one after it."""
+    before = plan_request(request, store, download=False)
+    assert load(request, store) is not None
+    edit()
+    assert load(request, store) is None
+    return before, plan_request(request, store, download=False)
 
 
 def text(planned: BuildGraph) -> bytes:
@@ -89,11 +111,16 @@ def test_an_unchanged_plan_stands_and_is_the_one_that_would_be_made(store: Store
     loaded = load(REQUEST, store)
     assert loaded is not None
     assert same(loaded, fresh(REQUEST, store))
+    for other in (
+        Request(REQUEST.recipe, Overrides(precision="fp16"), OUT),
+        Request(REQUEST.recipe, Overrides(), Path()),
+    ):
+        assert load(other, store) is None
 
 
 def test_what_a_plan_needs_of_the_machine_is_remembered_with_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    request = Request(Path("recipe.yaml"), Overrides(ep="qnn"), Path("out"))
+    request = Request(REQUEST.recipe, Overrides(ep="qnn"), OUT)
     planned = plan_request(request, store, download=False)
     remembered = load(request, store)
     assert remembered is not None
@@ -103,55 +130,34 @@ def test_what_a_plan_needs_of_the_machine_is_remembered_with_it(store: Store, mo
     assert needs["export"][1].base_bytes > 0
 
 
-def edit_recipe(folder: Path) -> None:
-    (folder / "recipe.yaml").write_text(RECIPE + "optim: {gelu_fusion: true}\n")
-
-
-def edit_weights(folder: Path) -> None:
-    (folder / "model" / "model.safetensors").write_bytes(b"MODEL")
-
-
-def edit_architecture(folder: Path) -> None:
+def edit_architecture() -> None:
     config = {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
-    (folder / "model" / "config.json").write_text(json.dumps(config))
+    Path("model/config.json").write_text(json.dumps(config))
 
 
-def add_other_weights(folder: Path) -> None:
+def add_other_weights() -> None:
     """A shard index takes precedence over a single file."""
-    (folder / "model" / "part.safetensors").write_bytes(b"part")
+    Path("model/part.safetensors").write_bytes(b"part")
     index = {"weight_map": {"a": "part.safetensors"}}
-    (folder / "model" / "model.safetensors.index.json").write_text(json.dumps(index))
+    Path("model/model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def add_data(folder: Path) -> None:
-    np.savez(folder / "data" / "b.npz", input_ids=np.ones((1, 8), np.int32))
+EDITS: dict[str, Callable[[], object]] = {
+    "the recipe": lambda: Path("recipe.yaml").write_text(RECIPE + "optim: {gelu_fusion: true}\n"),
+    "the weights": lambda: Path("model/model.safetensors").write_bytes(b"MODEL"),
+    "the architecture": edit_architecture,
+    "other weights": add_other_weights,
+    "more data": lambda: put_data(Path("data/b.npz"), 1),
+    "data": lambda: put_data(Path("data/a.npz"), 1),
+    "data below": lambda: put_data(Path("data/more/c.npz"), 1),
+}
 
 
-def edit_data(folder: Path) -> None:
-    np.savez(folder / "data" / "a.npz", input_ids=np.ones((1, 8), np.int32))
-
-
-def add_data_below(folder: Path) -> None:
-    np.savez(folder / "data" / "more" / "c.npz", input_ids=np.ones((1, 8), np.int32))
-
-
-@pytest.mark.parametrize(
-    "edit",
-    [edit_recipe, edit_weights, edit_architecture, add_other_weights, add_data, edit_data, add_data_below],
-)
-def test_an_edit_of_what_it_was_made_from_ends_it(store: Store, tmp_path: Path, edit: Callable[[Path], None]) -> None:
-    before = plan_request(REQUEST, store, download=False)
-    edit(tmp_path)
-    assert load(REQUEST, store) is None
-    after = plan_request(REQUEST, store, download=False)
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
+def test_an_edit_of_what_it_was_made_from_ends_it(store: Store, edit: Callable[[], object]) -> None:
+    before, after = ended_by(edit, store)
     assert not same(before, after)
     assert same(after, fresh(REQUEST, store))
-
-
-def test_another_request_has_a_plan_of_its_own(store: Store) -> None:
-    plan_request(REQUEST, store, download=False)
-    assert load(Request(Path("recipe.yaml"), Overrides(precision="fp16"), Path("out")), store) is None
-    assert load(Request(Path("recipe.yaml"), Overrides(), Path("elsewhere")), store) is None
 
 
 def test_a_package_that_is_installed_or_changed_ends_it(
@@ -160,92 +166,150 @@ def test_a_package_that_is_installed_or_changed_ends_it(
     packages = tmp_path / "packages"
     packages.mkdir()
     monkeypatch.syspath_prepend(packages)
-    plan_request(REQUEST, store, download=False)
-    assert load(REQUEST, store) is not None
-    (packages / "onnxruntime-99.0.dist-info").mkdir()
-    keys._listed_here.cache_clear()
-    assert load(REQUEST, store) is None
-    quantize = next(node for node in plan_request(REQUEST, store, download=False).graph.nodes if node.id == "quantize")
-    assert quantize.toolchain["onnxruntime"] == "99.0"
+
+    def install() -> None:
+        (packages / "onnxruntime-99.0.dist-info").mkdir()
+        keys._listed_here.cache_clear()
+
+    _, after = ended_by(install, store)
+    assert after.graph.node("quantize").toolchain["onnxruntime"] == "99.0"
     keys._listed_here.cache_clear()
 
 
 def test_this_programs_own_code_ends_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan_request(REQUEST, store, download=False)
-    monkeypatch.setattr(uptodate, "_code_state", lambda: "edited")
-    assert load(REQUEST, store) is None
+    ended_by(lambda: monkeypatch.setattr(uptodate, "_code_state", lambda: "edited"), store)
 
 
-def put_model(folder: Path) -> None:
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": ["BertModel"]}))
-    (folder / "model.safetensors").write_bytes(folder.name.encode())
-
-
-@pytest.mark.parametrize("edit", ["another commit", "a local folder"])
 def test_a_model_of_the_hub_that_became_another_ends_it(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edit: str
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A local folder takes the place of a hub id of the same name."""
+    """By another commit, or by a local folder that takes the place of a hub id of the same name."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     repository = tmp_path / "hub" / "models--org--name"
     for commit in ("aaa", "bbb"):
         put_model(repository / "snapshots" / commit)
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text("aaa")
-    request = Request(None, Overrides(model="org/name"), Path("out"))
-    plan_request(request, store, download=False)
-    assert load(request, store) is not None
-    if edit == "another commit":
-        (repository / "refs" / "main").write_text("bbb")
-    else:
-        (tmp_path / "org" / "name").mkdir(parents=True)
+    request = Request(None, Overrides(model="org/name"), OUT)
+    ended_by(lambda: (repository / "refs" / "main").write_text("bbb"), store, request)
+    (tmp_path / "org" / "name").mkdir(parents=True)
     assert load(request, store) is None
 
 
-def test_an_onnx_model_that_gets_other_external_data_ends_it(store: Store, tmp_path: Path) -> None:
-    model = onnx.load(save_model(tmp_path / "m.onnx", "MatMul", (1, 64), np.ones((64, 64))))
-    onnx.save_model(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
-    request = Request(None, Overrides(onnx=Path("m.onnx")), Path("out"))
-    plan_request(request, store, download=False)
-    assert load(request, store) is not None
-    data = bytearray((tmp_path / "m.data").read_bytes())
-    data[0] ^= 1
-    (tmp_path / "m.data").write_bytes(data)
-    assert load(request, store) is None
-    (tmp_path / "m.data").unlink()
+def test_an_onnx_model_that_gets_other_external_data_ends_it(store: Store) -> None:
+    model = onnx.load(save_model(Path("m.onnx"), "MatMul", (1, 64), np.ones((64, 64))))
+    onnx.save_model(model, "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
+    data = Path("m.data").read_bytes()
+    request = Request(None, Overrides(onnx=Path("m.onnx")), OUT)
+    ended_by(lambda: Path("m.data").write_bytes(b"1" + data[1:]), store, request)
+    Path("m.data").unlink()
     assert load(request, store) is None
 
 
-def test_an_edit_behind_a_link_and_back_up_ends_it(store: Store, tmp_path: Path, link: LinkFolder) -> None:
+def test_an_edit_behind_a_link_and_back_up_ends_it(store: Store, tmp_path: Path) -> None:
     """``link/../model`` is next to the folder that the link leads to, not next to the link."""
     project = tmp_path / "project"
     (project / "recipes").mkdir(parents=True)
     for name in ("model", "data"):
         (tmp_path / name).rename(project / name)
-    (project / "recipes" / "recipe.yaml").write_text(
-        RECIPE.replace(": model", ": ../model").replace("data}", "../data}")
-    )
+    recipe = RECIPE.replace(": model", ": ../model").replace("data}", "../data}")
+    (project / "recipes" / "recipe.yaml").write_text(recipe)
     link(tmp_path / "link", project / "recipes")
-    request = Request(Path("link/recipe.yaml"), Overrides(), Path("out"))
-    plan_request(request, store, download=False)
-    assert load(request, store) is not None
-    edit_weights(project)
-    assert load(request, store) is None
+    request = Request(Path("link/recipe.yaml"), Overrides(), OUT)
+    ended_by(lambda: (project / "model" / "model.safetensors").write_bytes(b"MODEL"), store, request)
 
 
-def test_an_output_folder_that_is_a_link_to_another_place_ends_it(
-    store: Store, tmp_path: Path, link: LinkFolder
-) -> None:
+def test_an_output_folder_that_is_a_link_to_another_place_ends_it(store: Store, tmp_path: Path) -> None:
     """The settings written there name the model relative to that folder."""
     (tmp_path / "near").mkdir()
     (tmp_path / "far" / "away").mkdir(parents=True)
     link(tmp_path / "out", tmp_path / "near")
-    plan_request(REQUEST, store, download=False)
-    assert load(REQUEST, store) is not None
-    (tmp_path / "out").unlink()
-    link(tmp_path / "out", tmp_path / "far" / "away")
-    assert plan_request(REQUEST, store, download=False).summary.settings["model"] == "../../model"
+
+    def lead_away() -> None:
+        (tmp_path / "out").unlink()
+        link(tmp_path / "out", tmp_path / "far" / "away")
+
+    _, after = ended_by(lead_away, store)
+    assert after.summary.settings["model"] == "../../model"
+
+
+@pytest.mark.parametrize(
+    ("named", "options", "installs"),
+    [
+        ("openvino", {"ep": "openvino"}, "onnxruntime_openvino"),
+        ("openvino", {"device": "gpu"}, "onnxruntime_openvino"),
+        ("migraphx", {"device": "gpu"}, "onnxruntime_migraphx"),
+    ],
+    ids=["the provider's own", "the preferred provider's", "another one's of the device"],
+)
+def test_a_provider_installed_in_an_environment_named_for_it_ends_a_plan_that_does_without(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str, options: dict[str, Any], installs: str
+) -> None:
+    monkeypatch.delenv(ENVIRONMENTS_VARIABLE, raising=False)
+    monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "config.toml"))
+    venv.create("other", with_pip=False)
+    Path("config.toml").write_text(f"[ep.{named}]\nenvironment = 'other'\n", encoding="utf-8")
+    packages = next(path for path in Path("other").rglob("site-packages") if path.is_dir())
+    request = Request(None, Overrides(onnx=Path("m.onnx"), compile=False, **options), OUT)
+    before, after = ended_by(lambda: (packages / f"{installs}-1.0.dist-info").mkdir(), store, request)
+    assert (before.summary.notices, before.summary.ep) != (after.summary.notices, after.summary.ep)
+
+
+@pytest.mark.skipif(not installed(QNN), reason="needs onnxruntime-qnn")
+@pytest.mark.parametrize("changed", ["sdk.yaml", f"lib/{host_name()}/{library('QnnIr')}"])
+def test_another_version_or_library_of_the_sdk_ends_a_plan(store: Store, changed: str) -> None:
+    put_sdk(Path("sdk"))
+    settings = {"compiler": "qairt", "qnn_sdk_root": "sdk"}
+    request = Request(None, Overrides(onnx=Path("m.onnx"), ep="qnn", settings={"compile": settings}), OUT)
+    before, after = ended_by(lambda: Path("sdk", changed).write_text("version: 2.40.0"), store, request)
+    assert before.graph.nodes != after.graph.nodes
+
+
+def switch_link() -> None:
+    Path("new").symlink_to("v2", target_is_directory=True)
+    Path("new").replace("here")
+
+
+def rename_folder(name: str = "v1") -> None:
+    Path(name).rename("away")
+    Path(name.replace("v1", "v2")).rename(name)
+
+
+MODEL = Request(None, Overrides(onnx=Path("here/m.onnx"), precision="fp32", ep="cpu"), OUT)
+
+
+@pytest.mark.parametrize(
+    ("request_", "change"),
+    [
+        (REQUEST, switch_link),
+        (REQUEST, rename_folder),
+        (REQUEST, lambda: rename_folder("v1/data")),
+        (MODEL, switch_link),
+        (MODEL, rename_folder),
+    ],
+    ids=["folder, link", "folder, renamed", "folder, data renamed", "--onnx, link", "--onnx, renamed"],
+)
+@pytest.mark.parametrize(
+    ("module", "name"), [(pipeline_plan, "plan_build"), (plan_cache, "save_plan")], ids=["meanwhile", "at the end"]
+)
+def test_a_model_or_data_that_lie_in_another_folder_after_planning_are_planned_anew(
+    store: Store, request_: Request, change: Callable[[], None], module: Any, name: str
+) -> None:
+    """Everything counts as old, however new it is, as on a file system with a late clock."""
+    for version in ("v1", "v2"):
+        put_project(Path(version))
+        Path(version, "script.py").write_text(f"# {version}")
+    put_data(Path("v2/data/b.npz"), 2)
+    link(Path("here"), Path("v1"))
+    recipe = RECIPE.replace(": model", ": here/model").replace("data}", "here/data}")
+    Path("recipe.yaml").write_text(recipe.replace("{task", "{user_script: here/script.py, task"))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(file_reading, "SETTLED_NS", -(10**18))
+        with changed_before(module, name, change):
+            plan_request(request_, store, download=False)
+        assert load(request_, store) is None
+        plan_request(request_, store, download=False)
+        assert load(request_, store) is not None
 
 
 def test_what_has_not_come_to_rest_is_not_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,18 +51,18 @@ RECIPES = {
 
 
 COMMAND_LINES = {
-    "validation switched off": ({}, Overrides(validate=False)),
-    "validation switched on": ({"validate": {"enabled": False}}, Overrides(validate=True)),
+    "validation switched off": ({"loader": RANDOM}, Overrides(validate=False)),
+    "validation switched on": ({"loader": RANDOM, "validate": {"enabled": False}}, Overrides(validate=True)),
     "validation on against the compile section": (
-        {"ep": "qnn", "compile": {"validate": False}},
+        {"loader": RANDOM, "ep": "qnn", "compile": {"validate": False}},
         Overrides(validate=True),
     ),
     "off in a section of what is not compiled": (
-        {"ep": "qnn", "compile": {"validate": False}},
+        {"loader": RANDOM, "ep": "qnn", "compile": {"validate": False}},
         Overrides(compile=False),
     ),
     "an option for sessions": (
-        {"ep": "qnn", "compile": {"provider_options": {"htp_performance_mode": "balanced"}}},
+        {"loader": RANDOM, "ep": "qnn", "compile": {"provider_options": {"htp_performance_mode": "balanced"}}},
         Overrides(onnx=Path("compiled.onnx"), compile=False, optimize=False, settings={"compile": {"soc_model": "57"}}),
     ),
 }
@@ -83,18 +83,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
-def test_a_build_from_its_settings_is_the_same_build(folder: Path, recipe: dict[str, object]) -> None:
-    same_build(folder, recipe, Overrides())
-
-
-@pytest.mark.parametrize(("recipe", "overrides"), COMMAND_LINES.values(), ids=COMMAND_LINES)
-def test_what_was_asked_for_otherwise_is_in_the_settings_too(
-    folder: Path, recipe: dict[str, object], overrides: Overrides
-) -> None:
-    same_build(folder, {"loader": RANDOM, **recipe}, overrides)
-
-
 def nodes(planned: BuildGraph) -> list[Node]:
     """Return the nodes of *planned* with sources by content: a model's name depends on the folder it is relative to."""
     digests = {name: artifact.digest for name, artifact in planned.sources.items()}
@@ -104,7 +92,14 @@ def nodes(planned: BuildGraph) -> list[Node]:
     ]
 
 
-def same_build(folder: Path, recipe: dict[str, object], overrides: Overrides) -> None:
+@pytest.mark.parametrize(
+    ("recipe", "overrides"),
+    [*((recipe, Overrides()) for recipe in RECIPES.values()), *COMMAND_LINES.values()],
+    ids=[*RECIPES, *COMMAND_LINES],
+)
+def test_a_build_from_its_settings_is_the_same_build(
+    folder: Path, recipe: dict[str, object], overrides: Overrides
+) -> None:
     store = Store(folder / "cache")
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
     # The settings include what a search discovers, and the search is not repeated.

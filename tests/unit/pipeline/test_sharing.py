@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from pipeline_samples import save_model
+from pipeline_samples import put_sdk, save_model
 
 from winml_dag.engine.stage import Node
 from winml_dag.errors import UsageError
@@ -57,21 +57,8 @@ def test_what_cannot_share_is_refused(models: list[Path], tmp_path: Path) -> Non
     with pytest.raises(UsageError, match="cannot have it inside"):
         planned(models, tmp_path, embed_context=True)
     with pytest.raises(UsageError, match="one model at a time"):
-        planned(models, tmp_path, compiler="qairt", qnn_sdk_root=str(_sdk(tmp_path)))
+        planned(models, tmp_path, compiler="qairt", qnn_sdk_root=str(put_sdk(tmp_path / "sdk")))
     (tmp_path / "other").mkdir()
     same_name = Path(shutil.copy(models[1], tmp_path / "other" / models[0].name))
     with pytest.raises(UsageError, match=r"would both become length4_compiled\.onnx"):
         planned([models[0], same_name], tmp_path)
-
-
-def _sdk(folder: Path) -> Path:
-    """Create the files of an SDK that a plan checks."""
-    from winml_dag.ep.qairt import CONVERTER, GENERATOR, host_name, library, program
-
-    names = [f"bin/{host_name()}/{name}" for name in (CONVERTER, program(GENERATOR))]
-    names += [f"lib/{host_name()}/{library(name)}" for name in ("QnnHtp", "QnnHtpNetRunExtensions")]
-    for name in names:
-        path = folder / "sdk" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"")
-    return folder / "sdk"

@@ -1,0 +1,172 @@
+"""What a request needs and says: its model, this machine, its folder, and the stages of a single-stage command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pipeline_samples import resolved, save_model
+
+from winml_dag.ep.availability import installed
+from winml_dag.ep.providers.vitisai import VITISAI
+from winml_dag.ep.registry import QNN
+from winml_dag.errors import InputError, RecipeError, UsageError
+from winml_dag.pipeline.buildgraph import Build
+from winml_dag.pipeline.layout import output_dir_of
+from winml_dag.pipeline.onestage import build_of_one
+from winml_dag.pipeline.plan_cache import plan_request
+from winml_dag.pipeline.request import Overrides, Request
+from winml_dag.stages.export import ExportConfig
+from winml_dag.store.store import Store
+
+RANDOM: dict[str, Any] = {"loader": {"task": "fill-mask", "model_type": "bert", "random_weights": {"seed": 7}}}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("model", "other"):
+        (tmp_path / name).mkdir()
+        config = {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
+        (tmp_path / name / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        (tmp_path / name / "model.safetensors").write_bytes(b"weights")
+    save_model(tmp_path / "model.onnx")
+    return tmp_path
+
+
+def built(recipe: dict[str, Any], **overrides: Any) -> Build:
+    return resolved(Path.cwd(), recipe, Overrides(**overrides))
+
+
+def made_up(build: Build) -> bool:
+    assert isinstance(build.configs["export"], ExportConfig)
+    return build.configs["export"].loader.random_weights is not None
+
+
+@pytest.mark.parametrize("recipe", [RANDOM, {**RANDOM, "model": "other"}])
+def test_a_model_on_the_command_line_takes_the_place_of_random_weights(folder: Path, recipe: dict[str, Any]) -> None:
+    build = built(recipe, model="model")
+    assert not made_up(build)
+    assert build.summary.model_id == "model"
+    assert {file.path for file in build.sources["model"].files} == set((folder / "model").iterdir())
+    assert build.summary.settings["model"] == "../model"
+    assert "random_weights" not in build.summary.settings["loader"]
+
+
+def test_a_model_on_the_command_line_that_is_not_there_is_missed() -> None:
+    with pytest.raises(InputError, match="nowhere does not exist"):
+        built(RANDOM, model="./nowhere")
+
+
+@pytest.mark.parametrize("named", [{"model": "model"}, {"onnx": Path("model.onnx")}])
+def test_one_command_line_cannot_ask_for_both(named: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"--random-weights makes weights up, and model.* has its own"):
+        built({}, random_weights=True, **named)
+
+
+@pytest.mark.parametrize("recipe", [{**RANDOM, "model": "model"}, {"loader": {**RANDOM["loader"], "path": "model"}}])
+def test_random_weights_do_not_go_by_the_name_of_a_model_that_was_not_read(recipe: dict[str, Any]) -> None:
+    build = built(recipe)
+    assert made_up(build)
+    assert "model" not in build.sources
+    assert build.summary.model_id == "bert with random weights"
+    assert "model" not in build.summary.settings
+
+
+def test_random_weights_have_no_onnx_file() -> None:
+    with pytest.raises(RecipeError, match=r"model\.onnx is ONNX already, but random weights are for a model"):
+        built({**RANDOM, "model": "model.onnx"})
+
+
+OF_QNN = {
+    **RANDOM,
+    "ep": "qnn",
+    "compile": {"provider_options": {"op_affinity": "gone.json"}},
+    "validate": {"input_data": "gone.npz"},
+}
+
+
+def asked(command: str) -> Build:
+    Path("recipe.json").write_text(json.dumps(OF_QNN), encoding="utf-8")
+    model = None if command == "export" else Path("model.onnx")
+    output = Path("result.json" if command == "calibrate" else "result.onnx")
+    request = Request(Path("recipe.json"), Overrides(onnx=model), command=command, output_file=output)
+    return build_of_one(request, download=False)
+
+
+@pytest.mark.parametrize("command", ["export", "calibrate"])
+def test_data_to_validate_on_need_not_be_there_for_what_is_not_validated(command: str) -> None:
+    assert asked(command).sources.keys().isdisjoint(("input_data", "option_files"))
+
+
+@pytest.mark.skipif(not installed(QNN), reason="needs onnxruntime-qnn")
+@pytest.mark.parametrize(("command", "missing"), [("optimize", "gone.npz"), ("compile", "gone.npz|gone.json")])
+def test_what_a_stage_of_the_command_reads_has_to_be_there(command: str, missing: str) -> None:
+    with pytest.raises(InputError, match=missing):
+        asked(command)
+
+
+def request_of(recipe: dict[str, Any]) -> Request:
+    Path("recipe.json").write_text(json.dumps(recipe), encoding="utf-8")
+    return Request(Path("recipe.json"), Overrides(random_weights=True), Path("out"))
+
+
+@pytest.mark.skipif(installed(VITISAI), reason="this machine has VitisAI")
+def test_a_provider_that_only_another_machine_has_is_planned_and_who_builds_is_refused(tmp_path: Path) -> None:
+    compile_ = {"execution_provider": "vitisai", "provider_options": {}}
+    request = request_of({"loader": {"task": "image-classification", "model_type": "resnet"}, "compile": compile_})
+    store = Store(tmp_path / "cache")
+    for _ in range(2):
+        planned = plan_request(request, store, download=False, needs_folder=False)
+        assert [node.id for node in planned.graph.nodes if node.stage.name == "compile"] == ["compile"]
+        assert planned.summary.execution_provider == VITISAI.name
+        (told,) = (notice for notice in planned.summary.notices if "but not run" in notice)
+        assert "not installed here" in told
+    with pytest.raises(UsageError, match="VitisAIExecutionProvider is not installed here"):
+        plan_request(request, store, download=True)
+
+
+def test_a_task_is_taken_from_the_class(tmp_path: Path) -> None:
+    request = request_of({"loader": {"model_type": "bert", "model_class": "AutoModelForMaskedLM"}})
+    planned = plan_request(request, Store(tmp_path / "cache"), download=False, needs_folder=False)
+    assert planned.summary.task == "fill-mask"
+
+
+RECIPES = {
+    "a local model": ('{"model": "./model", "precision": "fp16"}', 2),
+    "data": ('{"model": "microsoft/resnet-18", "quant": {"calibration_data": "data"}}', 2),
+    "a stage": ('{"model": "microsoft/resnet-18", "stages": {"own": {"command": ["cp", "a", "b"]}}}', 2),
+    "only a model of the hub": ('{"model": "microsoft/resnet-18"}', 1),
+}
+
+
+@pytest.mark.parametrize(("text", "count"), RECIPES.values(), ids=RECIPES)
+def test_equal_recipes_in_two_folders_name_different_files_unless_they_name_none(
+    text: str, count: int, tmp_path: Path
+) -> None:
+    found = set()
+    for name in ("one", "two"):
+        recipe = tmp_path / name / "recipe.json"
+        recipe.parent.mkdir()
+        recipe.write_text(text, encoding="utf-8")
+        found.add(output_dir_of(Request(recipe, Overrides(), use_cache=True), tmp_path))
+    assert len(found) == count
+
+
+def test_without_recipe_and_model_the_missing_model_is_named_first(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"No model is named\. Give a recipe"):
+        output_dir_of(Request(None, Overrides()), tmp_path)
+
+
+@pytest.mark.parametrize("overrides", [Overrides(onnx=Path("m.onnx")), Overrides(model="model")])
+def test_one_name_of_a_model_is_another_file_in_another_folder(
+    overrides: Overrides, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = set()
+    for name in ("one", "two"):
+        (tmp_path / name / "model").mkdir(parents=True)
+        monkeypatch.chdir(tmp_path / name)
+        found.add(output_dir_of(Request(None, overrides, use_cache=True), tmp_path))
+    assert len(found) == 2
