@@ -31,11 +31,7 @@ class EntryPoint:
 
 
 def load_object(name: str, target: str) -> object:
-    """The object *target* of the plug-in *name*.
-
-    Raises:
-        UsageError: when importing it fails.
-    """
+    """The object *target* of the plug-in *name*. Raises UsageError when importing it fails."""
     module, _, attribute = target.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)

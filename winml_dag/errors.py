@@ -36,8 +36,6 @@ class WinmlDagError(Exception):
 class StageError(WinmlDagError):
     """A stage failed: raised inside of it, reported with its log."""
 
-    exit_code = 1
-
 
 class MeasuredError(StageError):
     """A stage failed because of a measured value. ``metrics``: all that it had measured by then."""
@@ -49,8 +47,6 @@ class MeasuredError(StageError):
 
 class StoreError(WinmlDagError):
     """The cache cannot be used: unknown format, no permission, disk full."""
-
-    exit_code = 1
 
 
 class UsageError(WinmlDagError, ValueError):

@@ -175,7 +175,7 @@ _clocks: dict[int, int] = {}
 
 if sys.platform == "win32":
     import ctypes
-    from ctypes import wintypes
+    from ctypes.wintypes import BOOL, DWORD, HANDLE, LPCWSTR, LPVOID
 
     # On Windows st_ctime is the creation time; NTFS keeps the time of the last change of any kind elsewhere.
     class _BasicInfo(ctypes.Structure):
@@ -186,7 +186,7 @@ if sys.platform == "win32":
             ("last_access_time", ctypes.c_int64),
             ("last_write_time", ctypes.c_int64),
             ("change_time", ctypes.c_int64),
-            ("attributes", wintypes.DWORD),
+            ("attributes", DWORD),
         )
 
     _FILE_BASIC_INFO = 0
@@ -198,41 +198,25 @@ if sys.platform == "win32":
     _STEPS_1601_TO_1970 = 116_444_736_000_000_000
 
     _kernel = ctypes.WinDLL("kernel32", use_last_error=True)
-    _kernel.CreateFileW.argtypes = (
-        wintypes.LPCWSTR,
-        wintypes.DWORD,
-        wintypes.DWORD,
-        wintypes.LPVOID,
-        wintypes.DWORD,
-        wintypes.DWORD,
-        wintypes.HANDLE,
-    )
-    _kernel.CreateFileW.restype = wintypes.HANDLE
-    _kernel.GetFileInformationByHandleEx.argtypes = (
-        wintypes.HANDLE,
-        ctypes.c_int,
-        wintypes.LPVOID,
-        wintypes.DWORD,
-    )
-    _kernel.GetFileInformationByHandleEx.restype = wintypes.BOOL
-    _kernel.CloseHandle.argtypes = (wintypes.HANDLE,)
+    _kernel.CreateFileW.argtypes = (LPCWSTR, DWORD, DWORD, LPVOID, DWORD, DWORD, HANDLE)
+    _kernel.CreateFileW.restype = HANDLE
+    _kernel.GetFileInformationByHandleEx.argtypes = (HANDLE, ctypes.c_int, LPVOID, DWORD)
+    _kernel.GetFileInformationByHandleEx.restype = BOOL
+    _kernel.CloseHandle.argtypes = (HANDLE,)
 
     def change_time_ns(path: str | os.PathLike[str], status: os.stat_result) -> int:
         """Nanoseconds since 1970 of the file's last change, or of its last write if the file system has no change time.
 
-        Raises:
-            OSError: when the file cannot be opened.
+        Raises OSError when the file cannot be opened.
         """
-        handle = _kernel.CreateFileW(
-            str(path), _READ_ATTRIBUTES, _SHARE_ALL, None, _OPEN_EXISTING, _BACKUP_SEMANTICS, None
-        )
+        access = (_READ_ATTRIBUTES, _SHARE_ALL, None, _OPEN_EXISTING, _BACKUP_SEMANTICS, None)
+        handle = _kernel.CreateFileW(str(path), *access)
         if handle == _INVALID:
             raise ctypes.WinError(ctypes.get_last_error())
         try:
             info = _BasicInfo()
-            if not _kernel.GetFileInformationByHandleEx(
-                handle, _FILE_BASIC_INFO, ctypes.byref(info), ctypes.sizeof(info)
-            ):
+            size = ctypes.sizeof(info)
+            if not _kernel.GetFileInformationByHandleEx(handle, _FILE_BASIC_INFO, ctypes.byref(info), size):
                 raise ctypes.WinError(ctypes.get_last_error())
         finally:
             _kernel.CloseHandle(handle)
@@ -300,10 +284,8 @@ def signature_of(path: str | os.PathLike[str]) -> Signature | None:
     """Size, modification time, inode and change time (see ``change_time_ns``) of a file; None if it is not a file.
 
     No device number, because it differs from one mount to the next. The path is not resolved, which would take a system
-    call for each component: the inode identifies the file it leads to.
-
-    Raises:
-        OSError: when it does not exist or cannot be accessed.
+    call for each component: the inode identifies the file it leads to. Raises OSError when it does not exist or cannot
+    be accessed.
     """
     status = os.stat(path)
     return signature_from(path, status) if stat.S_ISREG(status.st_mode) else None

@@ -23,7 +23,6 @@ from winml_dag.onnxmodel.inspect import inspect_model
 pytestmark = pytest.mark.slow
 
 QUANT = {"calibration_data": "data.npz", "samples": 5, "weight_type": "uint8", "activation_type": "uint16"}
-NOTHING_COMPILED = "Nothing was compiled ahead of time: {} runs the ONNX model as it is."
 QNN = ("--ep", "qnn")
 
 
@@ -100,7 +99,9 @@ for name, config in {{
 
 
 @needs_qnn
-def test_the_whole_network_becomes_a_binary_beside_the_model_once_and_the_provider_runs_it(made: Project) -> None:
+def test_the_whole_network_becomes_a_binary_beside_or_inside_the_model_once_and_the_provider_runs_it(
+    made: Project,
+) -> None:
     again = made.told("compile", "-m", "qdq.onnx", *QNN, "-o", "beside/net.onnx", "--compiler", "ort")
     assert again["cached"]
     assert with_status(again, "ran") == []
@@ -114,26 +115,26 @@ def test_the_whole_network_becomes_a_binary_beside_the_model_once_and_the_provid
     node = context(folder / "net.onnx")
     assert (node["embed_mode"], node["ep_cache_context"]) == (0, b"net_qnn.bin"), "a path relative to the model"
     assert (folder / "net.onnx").stat().st_size < (folder / "net_qnn.bin").stat().st_size / 4
+    # Embedded, there is one file that is larger by the binary.
+    inside, binary = made.folder / "inside", (folder / "net_qnn.bin").read_bytes()
+    assert [path.name for path in inside.iterdir()] == ["net.onnx"]
+    node = context(inside / "net.onnx")
+    assert (node["embed_mode"], len(node["ep_cache_context"])) == (1, len(binary))
+    grown = (inside / "net.onnx").stat().st_size - (folder / "net.onnx").stat().st_size
+    assert abs(grown - len(binary)) < 100
+    value = made.told("compile", "-m", "qdq.onnx", "-c", "quantizing.yaml", "-d", "qnn", "-o", "as-it-is.onnx")
+    assert "quantize" not in with_status(value, "ran")
+    assert "compile.quant_config has no effect: qdq.onnx is quantized already." in value["warnings"]
 
 
 @needs_qnn
 def test_a_compiled_and_a_quantized_model_are_measured_and_evaluated_as_they_are(made: Project) -> None:
-    once = ("--iterations", "1", "--warmup", "0", "--no-baseline")
+    once = ("--iterations", "1", "--warmup", "0", "--loads", "1", "--no-baseline")
     perf = made.told("perf", "beside/net.onnx", *QNN, *once)
     evaluated = made.told("eval", "beside/net.onnx", "--mode", "compare", *QNN, "--reference", "qdq.onnx")
     for told in (perf, evaluated):
         assert told["assigned_nodes"]["QNNExecutionProvider"] == {"EPContext": 1}
     assert made.told("perf", "qdq.onnx", "--ep", "cpu", *once)["latency_ms"]["mean"] > 0
-
-
-@needs_qnn
-def test_embedded_there_is_one_file_that_is_larger_by_the_binary(made: Project) -> None:
-    beside, inside = made.folder / "beside", made.folder / "inside"
-    assert [path.name for path in inside.iterdir()] == ["net.onnx"]
-    node, binary = context(inside / "net.onnx"), (beside / "net_qnn.bin").read_bytes()
-    assert (node["embed_mode"], len(node["ep_cache_context"])) == (1, len(binary))
-    grown = (inside / "net.onnx").stat().st_size - (beside / "net.onnx").stat().st_size
-    assert abs(grown - len(binary)) < 100
 
 
 @needs_qnn
@@ -159,13 +160,6 @@ def test_a_float_model_is_compiled_as_it_is_and_a_result_that_is_too_far_away_fa
 
 
 @needs_qnn
-def test_a_quantized_model_is_compiled_as_it_is_and_that_is_said(made: Project) -> None:
-    value = made.told("compile", "-m", "qdq.onnx", "-c", "quantizing.yaml", "-d", "qnn", "-o", "as-it-is.onnx")
-    assert "quantize" not in with_status(value, "ran")
-    assert "compile.quant_config has no effect: qdq.onnx is quantized already." in value["warnings"]
-
-
-@needs_qnn
 def test_models_that_share_a_binary_are_not_quantized_on_the_way(shared: Project) -> None:
     perceptron(shared.folder / "second.onnx", seed=1)
     several = ("compile", "-m", "model.onnx", "-m", "second.onnx", "-d", "qnn", "--output-dir", "several")
@@ -178,42 +172,40 @@ def test_compile_for_a_provider_that_runs_onnx_gives_the_model_optimized_for_it(
     shared: Project, ep: str, name: str
 ) -> None:
     value = shared.told("compile", "-m", "model.onnx", "--ep", ep, "-o", f"{ep}.onnx")
-    model = shared.folder / f"{ep}.onnx"
-    assert NOTHING_COMPILED.format(name) in value["warnings"]
+    model, nothing = (
+        shared.folder / f"{ep}.onnx",
+        f"Nothing was compiled ahead of time: {name} runs the ONNX model as it is.",
+    )
+    assert nothing in value["warnings"]
     assert value["metrics"]["nodes_after"] < value["metrics"]["nodes_before"]
     assert value["validation"]["quality"]["cosine"] > 0.9999
     np.testing.assert_allclose(outputs(model), outputs(shared.folder / "model.onnx"), rtol=1e-4, atol=1e-5)
     optimized = shared.told("optimize", "-m", "model.onnx", "--ep", ep, "-o", f"{ep}-optimized.onnx")
     assert keys(value, "optimize", "validate") == keys(optimized, "optimize", "validate")
     assert model.read_bytes() == (shared.folder / f"{ep}-optimized.onnx").read_bytes()
-
-
-def test_what_compile_says_where_nothing_is_compiled(shared: Project) -> None:
-    said = shared.says("compile", "-m", "model.onnx", "-o", "plain.onnx", "--no-validate")
-    assert f"note: {NOTHING_COMPILED.format('CPUExecutionProvider')}" in said
+    said = shared.says("compile", "-m", "model.onnx", "--ep", ep, "-o", f"{ep}-said.onnx", "--no-validate")
+    assert f"note: {nothing}" in said
     assert "optimized 5 -> 3 nodes" in said
     assert "compiled for" not in said
 
 
-def test_compile_for_the_cpu_quantizes_too(shared: Project) -> None:
+def test_compile_for_the_cpu_quantizes_too_and_a_provider_that_is_not_here_is_refused_in_words(shared: Project) -> None:
     value = shared.told("compile", "-m", "model.onnx", "-c", "quantizing.yaml", "--ep", "cpu", "-o", "cpu8.onnx")
     assert {"optimize", "calibrate", "quantize"} <= {stage["stage"] for stage in value["stages"]}
     assert inspect_model(shared.folder / "cpu8.onnx").is_quantized
     assert np.isfinite(outputs(shared.folder / "cpu8.onnx")).all()
-
-
-def test_a_provider_that_is_not_here_is_refused_in_words(shared: Project) -> None:
     said = shared.says("compile", "-m", "model.onnx", "--ep", "vitisai", "-o", "vitisai.onnx", code=2)
     assert "VitisAIExecutionProvider is not installed here" in said
 
 
 @needs_qnn
-@pytest.mark.parametrize("target", [("--device", "qnn"), ("--ep", "qnn"), ("--device", "npu", "--ep", "qnn")])
-def test_a_build_compiles_for_the_target_that_the_command_line_names(shared: Project, target: tuple[str, ...]) -> None:
-    said = shared.says("build", "-c", "plain.yaml", *target, "-o", "named")
-    assert "compiled for QNNExecutionProvider npu: 1 partition" in said or "Up to date" in said
+def test_a_build_compiles_for_the_target_that_the_command_line_names(shared: Project) -> None:
+    said = shared.says("build", "-c", "plain.yaml", "--device", "qnn", "-o", "named")
+    assert "compiled for QNNExecutionProvider npu: 1 partition" in said
     assert context(shared.folder / "named" / "model.onnx")
     assert shared.manifest("named")["execution_provider"] == "QNNExecutionProvider"
+    for target in (("--ep", "qnn"), ("--device", "npu", "--ep", "qnn")):
+        assert "Up to date" in shared.says("build", "-c", "plain.yaml", *target, "-o", "named")
 
 
 # A compiled model is recognized by its nodes, whatever its file is called.
@@ -246,15 +238,12 @@ def test_a_compiled_model_is_refused_before_anything_is_done_with_what_to_give_i
         f"{model}.onnx is a compiled model: its EPContext nodes hold the binary of {provider}ExecutionProvider, "
         f"which cannot be {participle}. Use the ONNX model that it was compiled from."
     )
-    assert not (made.folder / "none.onnx").exists()
+    # Nor is a recipe written that a build would refuse.
+    assert f"{model}.onnx is a compiled model" in made.says(
+        "config", "--onnx", f"{model}.onnx", "-o", "none.json", code=2
+    )
+    assert not list(made.folder.glob("none.*"))
     assert stored() == before
-
-
-@needs_qnn
-def test_config_writes_no_recipe_that_a_build_would_refuse(made: Project) -> None:
-    said = made.says("config", "--onnx", "inside/net.onnx", "-o", "of-compiled.json", code=2)
-    assert "inside/net.onnx is a compiled model" in said
-    assert not (made.folder / "of-compiled.json").exists()
 
 
 def test_a_model_of_another_provider_is_not_laid_at_the_door_of_the_target(shared: Project) -> None:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import yaml
 from oneprocess import OneProcess
 from onnx_samples import perceptron
-from scenario import Project
+from scenario import Project, needs_qnn
 
 from winml_dag.configuration import ENVIRONMENTS_VARIABLE
-from winml_dag.ep.availability import installed
 from winml_dag.ep.registry import QNN, Target, is_emulated
 from winml_dag.stages.perf.latency import EMULATED
 
@@ -35,28 +33,14 @@ def shared(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None
     return project
 
 
-def asked(project: Project, *arguments: str) -> subprocess.CompletedProcess[str]:
-    done = project.run("perf", *arguments)
-    assert "Traceback" not in done.stderr
-    return done
-
-
-def measured(project: Project, *arguments: str) -> dict[str, Any]:
-    done = asked(project, *arguments, "--format", "json")
-    assert done.returncode == 0, done.stderr
-    value: dict[str, Any] = json.loads(done.stdout)
-    return value
-
-
 def test_a_model_file_is_measured_once_and_told_again(shared: Project) -> None:
     """In a separate process, as for users."""
-    first = measured(shared.with_processes(), "model.onnx", *FEW)
-    again = measured(shared, "-m", "model.onnx", *FEW)
+    first = shared.with_processes().told("perf", "model.onnx", *FEW)
+    again = shared.told("perf", "-m", "model.onnx", *FEW)
 
     assert (first["measured"], again["measured"]) == ("live", "cached")
-    assert {name: value for name, value in first.items() if name not in ("measured", "elapsed_seconds")} == {
-        name: value for name, value in again.items() if name not in ("measured", "elapsed_seconds")
-    }
+    same = {"measured": "", "elapsed_seconds": 0}
+    assert {**first, **same} == {**again, **same}
     assert (first["execution_provider"], first["precision"]) == ("CPUExecutionProvider", "fp32")
     assert first["latency_ms"]["inferences"] == 3
     assert 0 < first["latency_ms"]["min"] <= first["latency_ms"]["p50"] <= first["latency_ms"]["max"]
@@ -64,14 +48,14 @@ def test_a_model_file_is_measured_once_and_told_again(shared: Project) -> None:
     assert first["inputs"] == [{"name": "x", "dtype": "float32", "shape": [4, 64]}]
     # Nothing says that the first of its fixed sizes is a batch.
     assert first["throughput"]["samples_per_second"] == pytest.approx(first["throughput"]["inferences_per_second"])
-    four = measured(shared, "model.onnx", *FEW, "--batch-size", "4")["throughput"]
+    four = shared.told("perf", "model.onnx", *FEW, "--batch-size", "4")["throughput"]
     assert four["samples_per_second"] == pytest.approx(4 * four["inferences_per_second"])
     assert first["memory_bytes"]["peak"] > 1 << 20
     assert first["baseline"] is first["baseline_model"] is None
 
-    text = asked(shared, "model.onnx", *FEW)
-    assert "cached, measured 20" in text.stdout
-    assert f"p50 {first['latency_ms']['p50']:.4g}" in text.stdout
+    text = shared.says("perf", "model.onnx", *FEW)
+    assert "cached, measured 20" in text
+    assert f"p50 {first['latency_ms']['p50']:.4g}" in text
 
 
 def test_files_are_put_where_the_user_says_and_nothing_else_is_overwritten(shared: Project, tmp_path: Path) -> None:
@@ -79,8 +63,7 @@ def test_files_are_put_where_the_user_says_and_nothing_else_is_overwritten(share
     np.savez(data, x=np.ones((5, 4, 64), np.float32))
     arguments = ("model.onnx", *FEW, "--input-data", str(data), "-o", str(tmp_path / "put"))
 
-    told = measured(shared, *arguments, "--threads", "1")
-
+    told = shared.told("perf", *arguments, "--threads", "1")
     report = json.loads(Path(told["report"]).read_text(encoding="utf-8"))
     assert len(report["latencies_ns"]) == 3
     assert report["latency_ms"] == told["latency_ms"]
@@ -88,14 +71,11 @@ def test_files_are_put_where_the_user_says_and_nothing_else_is_overwritten(share
     assert Path(told["picture"]).read_bytes().startswith(b"\x89PNG")
 
     Path(told["report"]).write_text("mine")
-    refused = asked(shared, *arguments, "--threads", "1", "--format", "json")
-    assert refused.returncode == 2
-    (error,) = json.loads(refused.stdout)["errors"]
-    assert "perf.json is in the way" in error
+    assert "perf.json is in the way" in shared.refused("perf", *arguments, "--threads", "1")
     assert Path(told["report"]).read_text() == "mine"
 
 
-@pytest.mark.skipif(not installed(QNN), reason="onnxruntime-qnn is not installed")
+@needs_qnn
 def test_a_recipe_is_built_and_its_compiled_model_is_held_against_the_uncompiled_one(shared: Project) -> None:
     recipe = {
         "model": "model.onnx",
@@ -108,8 +88,7 @@ def test_a_recipe_is_built_and_its_compiled_model_is_held_against_the_uncompiled
     }
     shared.recipe_file.write_text(yaml.safe_dump(recipe), encoding="utf-8")
 
-    told = measured(shared, "-c", "recipe.yaml", "--iterations", "2")
-
+    told = shared.told("perf", "-c", "recipe.yaml", "--iterations", "2")
     assert (told["measured"], told["precision"]) == ("live", "w8a8")
     assert (told["iterations"], told["warmup"]) == (2, 0), "the call's word before the recipe's"
     assert told["baseline_model"].endswith("quantized.onnx")
@@ -121,9 +100,9 @@ def test_a_recipe_is_built_and_its_compiled_model_is_held_against_the_uncompiled
     assert (EMULATED in told["notices"]) is emulated
 
     for quiet in ((), ("-q",)):
-        of_folder = asked(shared, "built", "--warmup", "0", "--iterations", "2", "--loads", "1", *quiet)
-        assert ("cached" in of_folder.stdout) is (not quiet)
-        assert (f"note: {EMULATED}" in of_folder.stdout) is emulated
+        of_folder = shared.says("perf", "built", "--warmup", "0", "--iterations", "2", "--loads", "1", *quiet)
+        assert ("cached" in of_folder) is (not quiet)
+        assert (f"note: {EMULATED}" in of_folder) is emulated
 
 
 @pytest.mark.skipif(not (OPENVINO / "with-openvino").is_file(), reason="make ep-openvino has not made its environment")
@@ -132,12 +111,26 @@ def test_a_provider_is_measured_in_the_environment_that_has_it(
 ) -> None:
     monkeypatch.setenv(ENVIRONMENTS_VARIABLE, f"openvino={OPENVINO}")
 
-    told = measured(shared, "model.onnx", *FEW, "--ep", "openvino", "--device", "cpu")
-
+    told = shared.told("perf", "model.onnx", *FEW, "--ep", "openvino", "--device", "cpu")
     assert told["execution_provider"] == "OpenVINOExecutionProvider"
     assert list(told["assigned_nodes"]) == ["OpenVINOExecutionProvider"]
     assert told["onnxruntime"] == told["toolchain"]["onnxruntime-openvino"]
     assert told["load"]["import_seconds"] > 0
+
+
+def test_a_model_that_does_not_load_is_told_with_its_reason(shared: Project, tmp_path: Path) -> None:
+    model = onnx.load(shared.folder / "model.onnx")
+    model.graph.node[2].op_type = "Elu"
+    model.graph.node[2].domain = "somebody.else"
+    model.opset_import.add(domain="somebody.else", version=1)
+    onnx.save(model, tmp_path / "strange.onnx")
+
+    said = shared.says("perf", str(tmp_path / "strange.onnx"), *FEW, code=1)
+    assert "perf failed: CPUExecutionProvider cannot load the model: " in said
+    assert "full log:" in said
+    said = shared.says("perf", "model.onnx", "--baseline", str(tmp_path / "strange.onnx"), *FEW, code=1)
+    assert "perf failed: CPUExecutionProvider cannot load the baseline: " in said
+    assert "export.onnx" not in said, "the user has no such file"
 
 
 @pytest.mark.parametrize(
@@ -154,28 +147,4 @@ def test_a_provider_is_measured_in_the_environment_that_has_it(
 def test_what_cannot_be_measured_is_one_sentence(
     shared: Project, arguments: tuple[str, ...], code: int, wrong: str
 ) -> None:
-    done = asked(shared, *arguments, "--format", "json")
-
-    assert done.returncode == code
-    (error,) = json.loads(done.stdout)["errors"]
-    assert wrong in error
-    assert error in done.stderr
-
-
-def test_a_model_that_does_not_load_is_told_with_its_reason(shared: Project, tmp_path: Path) -> None:
-    import onnx
-
-    model = onnx.load(shared.folder / "model.onnx")
-    model.graph.node[2].op_type = "Elu"
-    model.graph.node[2].domain = "somebody.else"
-    model.opset_import.add(domain="somebody.else", version=1)
-    onnx.save(model, tmp_path / "strange.onnx")
-
-    done = asked(shared, str(tmp_path / "strange.onnx"), *FEW)
-
-    assert done.returncode == 1
-    assert "perf failed: CPUExecutionProvider cannot load the model: " in done.stderr
-    assert "full log:" in done.stderr
-    done = asked(shared, "model.onnx", "--baseline", str(tmp_path / "strange.onnx"), *FEW)
-    assert "perf failed: CPUExecutionProvider cannot load the baseline: " in done.stderr
-    assert "export.onnx" not in done.stderr, "the user has no such file"
+    assert wrong in shared.refused("perf", *arguments, code=code)

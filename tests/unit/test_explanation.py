@@ -1,4 +1,4 @@
-"""Messages for exceptions of onnxruntime, onnx, numpy and Python: real failures, each produced here."""
+"""An error is reported in sentences, even if its text comes from onnxruntime, onnx, numpy or Python."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, numpy_helper
 
+from winml_dag.errors import InputError, RecipeError, StageError, UsageError
 from winml_dag.explanation import explanation
 
 RAW = re.compile(
@@ -260,3 +261,24 @@ def test_a_long_text_ends_with_a_sentence_or_a_word() -> None:
     words = explanation(RuntimeError("word " * 200))
     assert words.endswith("word ...")
     assert 200 < len(words) <= 404
+
+
+@pytest.mark.parametrize(
+    ("message", "advice", "told"),
+    [
+        ("It cannot be read: no zip file", "Save it again.", "It cannot be read: no zip file. Save it again."),
+        ("It has no 'x'", "Write it.", "It has no 'x'. Write it."),
+        ("It is too large.", "Take another.", "It is too large. Take another."),
+        ("It has 2 problems:", "Mend them.", "It has 2 problems: Mend them."),
+        ("no zip file", "", "no zip file"),
+        ("", "Look at the log.", " Look at the log."),
+    ],
+)
+def test_advice_is_a_sentence_of_its_own(message: str, advice: str, told: str) -> None:
+    assert str(StageError(message, advice=advice)) == told
+
+
+@pytest.mark.parametrize("mistake", [UsageError("two models"), RecipeError("wrong:", problems=("samples",))])
+def test_what_was_asked_for_wrongly_is_a_value_error(mistake: UsageError) -> None:
+    assert isinstance(mistake, ValueError)
+    assert not isinstance(InputError("no such file"), ValueError)

@@ -101,12 +101,12 @@ def quantize_onnx(
         RecipeError, UsageError, InputError, StoreError: as their names say.
     """
     precision, config = arguments.get("precision"), arguments.get("config")
-    chain = chained([precision] if isinstance(precision, str) else precision or [])
+    first, fields = chained([precision] if isinstance(precision, str) else precision or [])
     data = arguments.get("calibration_data")
-    given = {**arguments, "onnx": model, "precision": chain.precision}
+    given = {**arguments, "onnx": model, "precision": first}
     sections = {
         "export": arguments.get("export"),
-        "quant": {**chain.fields, **({} if data is None else {"calibration_data": os.fspath(data)})},
+        "quant": {**fields, **({} if data is None else {"calibration_data": os.fspath(data)})},
     }
     done = _stage("quantize", output, given, sections, config=None if config is None else {"quant": config})
     assert done.quantization is not None

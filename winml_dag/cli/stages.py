@@ -59,9 +59,8 @@ def request_of(name: str, options: Mapping[str, Any]) -> Request:
     else:
         given["model"], given["onnx"] = None, options["model"]
     if name == "quantize":
-        chain = chained(options["precision"])
-        given["precision"] = chain.precision
-        sections["quant"] = {**chain.fields, **sections.get("quant", {})}
+        given["precision"], fields = chained(options["precision"])
+        sections["quant"] = {**fields, **sections.get("quant", {})}
     if name == "optimize":
         sections["optim"] = {**sections.get("optim", {}), **capabilities_of(options)}
     return Request(

@@ -35,10 +35,8 @@ def resolve_target(ep: str | None, device: str | None) -> Target:
     *device* is a device, ``auto`` or None, or an execution provider instead of one (``--device qnn``). For a device
     without a provider, the first provider in the customary order is used that is installed and has the libraries that
     it needs, else an installed one that lacks the fewest. From the catalog of Windows ML only what it has for this
-    machine counts. If none is installed, the first is returned, and :func:`require_installed` reports all.
-
-    Raises:
-        UsageError: a name is unknown, or the provider cannot drive the device.
+    machine counts. If none is installed, the first is returned, and :func:`require_installed` reports all. Raises
+    UsageError if a name is unknown, or the provider cannot drive the device.
     """
     ep = None if ep is None or ep.lower() == AUTO else ep
     device = None if device is None or device.lower() == AUTO else device.lower()
@@ -113,8 +111,7 @@ def is_windows() -> bool:
 def environment_of(ep: ExecutionProvider) -> Environment | None:
     """Return the Python environment that the user configured for *ep*; None if it is this one.
 
-    Raises:
-        UsageError: the configuration names an unknown provider, or something that is not an environment for *ep*.
+    Raises UsageError if the configuration names an unknown provider, or something that is not an environment for *ep*.
     """
     if not _are_environments_configured():
         return None
@@ -164,8 +161,7 @@ def package_of(ep: ExecutionProvider, environment: Environment | None) -> Packag
 def installed(ep: ExecutionProvider) -> bool:
     """Return whether its environment has *ep*, by files alone; only a session shows whether its device exists.
 
-    Raises:
-        UsageError: as :func:`environment_of` does.
+    Raises UsageError as :func:`environment_of` does.
     """
     return not ep.packages or package_of(ep, environment_of(ep)) is not None
 
@@ -233,9 +229,7 @@ def libraries_of(ep: ExecutionProvider, environment: Environment | None) -> Libr
     """Return the libraries of *ep* in *environment*, or here, without importing anything that loads them.
 
     For a provider that is compiled into onnxruntime, these are all libraries of that build. Empty if it is missing.
-
-    Raises:
-        UsageError: only that environment has the information.
+    Raises UsageError if only that environment has the information.
     """
     folder = _folder(ep, environment)
     if folder is None or not folder.is_dir():
@@ -285,9 +279,8 @@ def require_at_hand(target: Target, *, otherwise: str = "") -> None:
 def require_installed(target: Target, *, otherwise: str = "") -> None:
     """Refuse a target that is available neither here nor in the environment configured for its provider.
 
-    Raises:
-        UsageError: with instructions to get the provider, or all that drive the device if only that was named, and with
-            what to do *otherwise*; also as :func:`environment_of` does.
+    Raises UsageError, with instructions to get the provider, or all that drive the device if only that was named, and
+    with what to do *otherwise*; also as :func:`environment_of` does.
     """
     ep = target.ep
     if installed(ep):

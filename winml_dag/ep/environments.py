@@ -63,8 +63,7 @@ class Environment:
 def named_environments() -> tuple[Named, ...]:
     """Return every configured environment; those of the variable come first and take precedence over the file.
 
-    Raises:
-        UsageError: a configuration file cannot be read or has invalid contents.
+    Raises UsageError if a configuration file cannot be read or has invalid contents.
     """
     return (*_of_variable(os.environ.get(ENVIRONMENTS_VARIABLE, "")), *_of_file())
 
@@ -139,8 +138,7 @@ def _named(path: Path, name: str, table: object) -> Named:
 def look(named: Named) -> Environment | None:
     """Return the environment that *named* means; None if it is the current one.
 
-    Raises:
-        UsageError: it does not exist, or workers cannot run in it.
+    Raises UsageError if it does not exist, or workers cannot run in it.
     """
     folder, where = named.folder, named.where
     before_reading(folder / _MARKER)

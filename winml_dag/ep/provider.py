@@ -129,10 +129,10 @@ class Integers:
         source: the page that documents it.
     """
 
-    weights: Mapping[int, str]
-    activations: Mapping[int, str]
-    source: str
-    reason: str
+    weights: Mapping[int, str] = field(default_factory=lambda: UNSIGNED_WEIGHTS)
+    activations: Mapping[int, str] = field(default_factory=lambda: UNSIGNED_ACTIVATIONS)
+    source: str = field(kw_only=True)
+    reason: str = field(kw_only=True)
     rules: str = "onnxruntime"
     per_channel: bool = False
     weight_symmetric: bool | None = None

@@ -42,8 +42,7 @@ EXECUTION_PROVIDERS: tuple[ExecutionProvider, ...] = tuple(
 def execution_providers() -> tuple[ExecutionProvider, ...]:
     """Return the built-in providers and those of installed packages.
 
-    Raises:
-        UsageError: a package cannot be imported, or declares something else or a name that is taken.
+    Raises UsageError if a package cannot be imported, or declares something else or a name that is taken.
     """
     return (*EXECUTION_PROVIDERS, *_from_packages(tuple(sys.path)))
 
@@ -90,8 +89,7 @@ def runtime_builds() -> tuple[str, ...]:
 def find_ep(text: str) -> ExecutionProvider:
     """Return the execution provider with that name or alias, ignoring case.
 
-    Raises:
-        UsageError: there is none, with the nearest spelling; and as :func:`execution_providers` does.
+    Raises UsageError with the nearest spelling if there is none, and as :func:`execution_providers` does.
     """
     if found := _by_spelling(tuple(sys.path)).get(text.lower()):
         return found

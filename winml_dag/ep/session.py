@@ -40,8 +40,7 @@ _registered: set[str] = set()
 def register(ep: ExecutionProvider) -> None:
     """Register *ep* with onnxruntime in this process; repeating is a no-op (onnxruntime itself fails the second time).
 
-    Raises:
-        StageError: *ep* is not installed, or its library does not load.
+    Raises StageError if *ep* is not installed, or its library does not load.
     """
     import onnxruntime
 
@@ -80,8 +79,7 @@ def runs_on_cpu(target: Target) -> bool:
 def session_options(target: Target, options: Mapping[str, str]) -> onnxruntime.SessionOptions:
     """Return options for a session, or a compilation, with *target*'s execution provider, registered, and *options*.
 
-    Raises:
-        StageError: the provider or its device is not available.
+    Raises StageError if the provider or its device is not available.
     """
     import onnxruntime
 
@@ -129,8 +127,7 @@ def open_session(
 ) -> onnxruntime.InferenceSession:
     """Return a CPU session of the model without fusions, or *optimized* with all graph optimizations.
 
-    Raises:
-        StageError: onnxruntime cannot load it; the message calls it *what*.
+    Raises StageError, which calls it *what*, if onnxruntime cannot load it.
     """
     import onnxruntime
 
@@ -158,9 +155,7 @@ def create_session(
     """Load *model* for *target*; *threads* are those of one operator, None uses onnxruntime's default.
 
     *compiled*: whether it was compiled for *target*. *as_deployed*: waiting threads spin, as in a user's session.
-
-    Raises:
-        StageError: it does not load there, or would run entirely on the CPU instead.
+    Raises StageError if it does not load there, or would run entirely on the CPU instead.
     """
     settings = session_options(target, options)
     if not as_deployed:

@@ -31,8 +31,7 @@ def library_in_catalog(name: str) -> Path | None:
 def ready_library(name: str) -> Path:
     """Return the library of the provider *name*, ready to be registered with onnxruntime in this process.
 
-    Raises:
-        StageError: Windows ML, or the provider, is not available.
+    Raises StageError if Windows ML, or the provider, is not available.
     """
     if not is_windows():
         raise StageError(

@@ -103,11 +103,8 @@ class PiecedPositions(Positions):
 
     def _piece(self, location: Location) -> tuple[Piece, Location]:
         """Return the last piece with a value at *location*, or at the nearest enclosing location."""
-        return next((piece, near) for near in _around(location) for piece in reversed(self._pieces) if piece.has(near))
-
-
-def _around(location: Location) -> Iterator[Location]:
-    return (location[:length] for length in range(len(location), -1, -1))
+        around = (location[:length] for length in range(len(location), -1, -1))
+        return next((piece, near) for near in around for piece in reversed(self._pieces) if piece.has(near))
 
 
 _CATALOG = "catalog:"

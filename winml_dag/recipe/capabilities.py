@@ -64,11 +64,6 @@ class Capability:
         return REWRITER if self.rewrite or self.same_as else ORT
 
     @property
-    def form_depends_on_domain(self) -> bool:
-        """Whether its result depends on ``OptimizeTarget.standard_domain_only``."""
-        return bool(self.makes)
-
-    @property
     def domain(self) -> str:
         """The domain of the operators that it creates, for users."""
         if not self.makes:

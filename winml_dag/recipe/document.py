@@ -98,12 +98,6 @@ def unreadable(name: str, findings: list[tuple[Position, str]]) -> RecipeError:
     return RecipeError(f"The recipe {name} cannot be read.", problems=problems)
 
 
-def problem_line(name: str, position: Position, location: Location, message: str) -> str:
-    """Return ``bert.yaml:12: quant.samples: expected a whole number``."""
-    label = f"{_dotted(location)}: " if location else ""
-    return f"{name}:{position.line}: {label}{message}"
-
-
 def _dotted(location: Location) -> str:
     text = ""
     for step in location:
@@ -134,11 +128,15 @@ class Findings:
     def add(
         self, location: Location, message: str, *, about_key: bool = False, positions: Positions | None = None
     ) -> None:
-        """Add a problem; *about_key*: the key at *location* is wrong, not its value."""
+        """Add a problem, such as ``bert.yaml:12: quant.samples: expected a whole number``.
+
+        *about_key*: the key at *location* is wrong, not its value.
+        """
         positions = positions or self._positions()
         position = positions.of_key(location) if about_key else positions.of_value(location)
         file = positions.file_of(location) or self._name
-        self._found.add((file, position, problem_line(file, position, location, message)))
+        label = f"{_dotted(location)}: " if location else ""
+        self._found.add((file, position, f"{file}:{position.line}: {label}{message}"))
 
     def lines(self) -> tuple[str, ...]:
         """Return one line for each problem, in file order."""
@@ -154,10 +152,6 @@ class Findings:
         """Raise RecipeError if there are problems."""
         if self._found:
             raise self.error()
-
-    @property
-    def are_any(self) -> bool:
-        return bool(self._found)
 
     @property
     def are_few(self) -> bool:

@@ -50,11 +50,7 @@ _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U000100
 
 
 def read_yaml(text: str, name: str) -> Document:
-    """Parse *text*.
-
-    Raises:
-        RecipeError: it is not one YAML document of JSON's values, with line and column.
-    """
+    """Parse *text*. Raises RecipeError if it is not one YAML document of JSON's values, with line and column."""
     reader = _Reader(yaml.parse(text, Loader=_LOADER))
     try:
         value = reader.document()
@@ -64,7 +60,10 @@ def read_yaml(text: str, name: str) -> Document:
         context = f" {error.context}" if error.context else ""
         raise unreadable(name, [*reader.findings, (position, f"{error.problem or 'malformed'}{context}")]) from None
     except yaml.YAMLError:
-        raise unreadable(name, [(_first_unprintable(text), "control characters are not allowed")]) from None
+        match = _UNPRINTABLE.search(text)
+        before = text[: match.start()] if match else ""
+        position = Position(before.count("\n") + 1, len(before) - before.rfind("\n"))
+        raise unreadable(name, [(position, "control characters are not allowed")]) from None
     if reader.findings:
         raise unreadable(name, reader.findings)
     return Document(name, value, lambda: reader.positions)
@@ -103,14 +102,6 @@ def _json_events(text: str) -> Iterator[yaml.Event]:
             is_text = token[0] == '"'
             value = json.loads(token) if is_text else token
             yield yaml.ScalarEvent(None, None, (not is_text, is_text), value, mark)
-
-
-def _first_unprintable(text: str) -> Position:
-    match = _UNPRINTABLE.search(text)
-    if match is None:
-        return Position(1, 1)
-    before = text[: match.start()]
-    return Position(before.count("\n") + 1, match.start() - (before.rfind("\n") + 1) + 1)
 
 
 class _CannotGoOn(Exception):

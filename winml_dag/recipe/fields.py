@@ -60,8 +60,7 @@ class Section(BaseModel):
     def from_dict(cls, values: Mapping[str, object], name: str = "") -> Self:
         """Create the section from *values*, which a recipe has under *name*, by default that of the class.
 
-        Raises:
-            RecipeError: with one line in ``problems`` for each error.
+        Raises RecipeError, with one line in ``problems`` for each error.
         """
         try:
             return cls.model_validate(values)
@@ -225,8 +224,7 @@ def is_path_like(model: str) -> bool:
 def resolve_path(folder: Path, text: str) -> Path:
     """Return the path that *text* means in a recipe in *folder*; ``~`` is the user's home.
 
-    Raises:
-        InputError: there is no home folder for ``~``.
+    Raises InputError if there is no home folder for ``~``.
     """
     try:
         return folder / Path(text).expanduser()

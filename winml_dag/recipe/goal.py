@@ -96,8 +96,7 @@ class Bound:
 def parse_bound(name: str, text: str) -> Bound:
     """Parse a bound *text*, such as ``>=0.99`` or ``<= 20 MB``, on the existing measure *name*.
 
-    Raises:
-        PydanticCustomError: it is malformed, or nothing or everything meets it.
+    Raises PydanticCustomError if it is malformed, or nothing or everything meets it.
     """
     measure = MEASURES[name]
     sign = ">=" if measure.more_is_better else "<="

@@ -38,8 +38,7 @@ class LoadedRecipe:
     def resolve_path(self, text: str) -> Path:
         """Return the path that *text* means in this recipe.
 
-        Raises:
-            InputError: it begins with ``~`` and there is no home folder.
+        Raises InputError if it begins with ``~`` and there is no home folder.
         """
         return resolve_path(self.path.parent, text)
 
@@ -58,11 +57,7 @@ def load_recipe(path: Path, item: int | None = None) -> LoadedRecipe:
 
 
 def parse_recipe(text: str, name: str, format: RecipeFormat) -> Recipe:  # noqa: A002 - the word that users know
-    """Parse *text*; *name* is for messages.
-
-    Raises:
-        RecipeError: with one line in ``problems`` for each error.
-    """
+    """Parse *text*; *name* is for messages. Raises RecipeError, with one line in ``problems`` for each error."""
     return _recipe(read_text(text.removeprefix("\ufeff"), name, format))
 
 
@@ -157,22 +152,14 @@ class Shipped:
 
 
 def shipped_recipes() -> tuple[Shipped, ...]:
-    """Return all that name an architecture and a task, sorted by name.
-
-    Raises:
-        RecipeError: one cannot be read.
-    """
+    """Return all that name an architecture and a task, sorted by name. Raises RecipeError if one cannot be read."""
     # Sweeps are recipes for many builds; each is requested by name, and none is for one architecture.
     found = (_shipped(name, path) for name, path in _files() if not is_sweep(path))
     return tuple(each for each in found if each.model_type and each.task)
 
 
 def shipped_path(name: str) -> Path:
-    """Return the file of the recipe called *name*.
-
-    Raises:
-        UsageError: there is none, with the nearest name.
-    """
+    """Return the file of the recipe called *name*. Raises UsageError if there is none, with the nearest name."""
     files = dict(_files())
     if name not in files:
         raise UsageError(

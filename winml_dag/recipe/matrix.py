@@ -24,7 +24,7 @@ from winml_dag.recipe.goal import Goal, Search, check_goals
 from winml_dag.recipe.load import LoadedRecipe
 from winml_dag.recipe.problems import add_errors
 from winml_dag.recipe.reading import read_recipe
-from winml_dag.recipe.schema import Component, Quant, Recipe
+from winml_dag.recipe.schema import Component, Recipe
 from winml_dag.recipe.sweep import (
     Cell,
     Choice,
@@ -120,7 +120,7 @@ class _Reading:
         own_bases = self._bases.of(self._written["base"], ("base",)) if "base" in self._written else ()
         matrix = self._mapping(("matrix",), self._written.get("matrix")) or {}
         axes = self._reader.axes({name: listed for name, listed in matrix.items() if name not in _BESIDE_AXES})
-        if not axes and not self._findings.are_any:
+        if not axes and not self._findings.lines():
             self._findings.add(("matrix",), "has no axis, such as precision: [w8a8, w8a16]", about_key=True)
         self._findings.refuse()
         self._refuse_too_many(axes, matrix)
@@ -370,16 +370,10 @@ def _written_beside(recipe: Recipe) -> Iterator[Location]:
     for name, stage in recipe.stages.items():
         if stage.outputs:
             yield ("stages", name)
-    for at, quant in _quants(recipe):
-        if quant is not None and quant.calibration_save_path is not None:
-            yield (*at, "calibration_save_path")
-
-
-def _quants(recipe: Recipe) -> Iterator[tuple[Location, Quant | None]]:
-    """Yield every location of a quantization section."""
     parts: list[tuple[Location, Recipe | Component]] = [((), recipe)]
     parts += [(("components", name), component) for name, component in recipe.components.items()]
     for at, part in parts:
-        yield (*at, "quant"), part.quant
-        if part.compile is not None:
-            yield (*at, "compile", "quant_config"), part.compile.quant_config
+        of_compile = None if part.compile is None else part.compile.quant_config
+        for where, quant in ((("quant",), part.quant), (("compile", "quant_config"), of_compile)):
+            if quant is not None and quant.calibration_save_path is not None:
+                yield (*at, *where, "calibration_save_path")

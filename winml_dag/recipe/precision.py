@@ -81,8 +81,7 @@ SIXTEEN_BITS: Mapping[str, str] = MappingProxyType({"uint8": "uint16", "int8": "
 def parse_precision(name: str) -> Precision:
     """Return the precision called *name*. ``auto`` is a precision of its own, which the target resolves.
 
-    Raises:
-        UsageError: the name is unknown, with the nearest known one.
+    Raises UsageError if the name is unknown, with the nearest known one.
     """
     found = PRECISIONS.get(name)
     if found is None:
@@ -110,29 +109,18 @@ def type_bits(integer_type: str) -> int:
     return int(integer_type.removeprefix("u").removeprefix("int"))
 
 
-@dataclass(frozen=True)
-class Chain:
-    """The first of the precisions, None if there is none, and the fields of ``quant`` for what follows it."""
-
-    precision: str | None
-    fields: dict[str, str]
-
-
-def chained(names: Sequence[str]) -> Chain:
+def chained(names: Sequence[str]) -> tuple[str | None, dict[str, str]]:
     """Return the result of applying the precisions *names* in this order, as in ``quantize -p int4 -p fp16``.
 
     Only float16 can follow, for what 4-bit or 8-bit weights leave in float32: every other quantization leaves nothing
-    in float32.
-
-    Raises:
-        UsageError: a name is unknown, or precisions cannot follow each other.
+    in float32. Raises UsageError if a name is unknown, or precisions cannot follow each other.
     """
     parsed = [parse_precision(name) for name in names]
     if len(names) < 2:
-        return Chain(names[0] if names else None, {})
+        return (names[0] if names else None), {}
     first = parsed[0]
     if [one.mode for one in parsed] == ["rtn", "fp16"] and first.activation_bits == 32:
-        return Chain(names[0], {"rtn_float_type": "float16"})
+        return names[0], {"rtn_float_type": "float16"}
     if first.mode is None:
         why = f"{names[0]} is not a quantization that another could follow"
     elif first.mode == "fp16":

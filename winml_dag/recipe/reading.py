@@ -56,8 +56,7 @@ def read_recipe(path: Path) -> tuple[Document, RecipeFormat]:
 def module_items(path: Path) -> tuple[ModuleItem, ...] | None:
     """Return the recipes that the file *path* lists, each for one module of a model; None if it has one recipe.
 
-    Raises:
-        InputError, RecipeError: as :func:`read_recipe`, and for a list that names no modules.
+    Raises InputError, RecipeError as :func:`read_recipe`, and for a list that names no modules.
     """
     kind = _format(path)
     text = _read(path)
@@ -84,8 +83,7 @@ def module_items(path: Path) -> tuple[ModuleItem, ...] | None:
 def is_sweep(path: Path) -> bool:
     """Return whether the file *path* has a matrix of builds, without parsing if its text does not contain that word.
 
-    Raises:
-        InputError, RecipeError: as :func:`read_recipe`.
+    Raises InputError, RecipeError as :func:`read_recipe`.
     """
     kind = _format(path)
     text = _read(path)
@@ -98,8 +96,7 @@ def is_sweep(path: Path) -> bool:
 def recipe_files(named: Sequence[Path]) -> tuple[Path, ...]:
     """Return the recipe files that are *named*: files, all in a folder except outputs, or all that match a pattern.
 
-    Raises:
-        InputError: a folder or pattern has none.
+    Raises InputError if a folder or pattern has none.
     """
     found: list[Path] = []
     for path in named:

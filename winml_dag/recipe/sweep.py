@@ -213,8 +213,7 @@ def matches(label: str, patterns: Iterable[str]) -> bool:
 def filtered(sweep: Sweep, filters: Sequence[str]) -> tuple[Cell, ...]:
     """Return the cells of *sweep* that match all *filters*, in its order, including excluded ones.
 
-    Raises:
-        UsageError: an axis, label or name does not exist, or nothing matches.
+    Raises UsageError if an axis, label or name does not exist, or nothing matches.
     """
     taken = sweep.cells
     for text in filters:

@@ -42,8 +42,7 @@ def read_text(text: str, name: str, format: RecipeFormat) -> Document:  # noqa: 
 def _read_json(text: str, name: str) -> Document:
     """Parse *text* as strict JSON. Python's reader also accepts NaN, and uses the last of two equal keys.
 
-    Raises:
-        RecipeError: it is not JSON, with line and column; all findings at once if possible.
+    Raises RecipeError, with line and column, if it is not JSON; all findings at once if possible.
     """
     suspicions: list[str] = []
 

@@ -55,10 +55,8 @@ COMPILE = Stage(
 def run(config: CompileConfig, workspace: Workspace) -> JsonObject:
     """Compile ``model`` to ``compiled.onnx`` with its binary embedded or in a file next to it.
 
-    The metrics are those of :func:`~winml_dag.stages.compiled.read_compiled` and the compile time.
-
-    Raises:
-        StageError: the provider is not available, cannot compile the model, or compiled no part of it.
+    The metrics are those of :func:`~winml_dag.stages.compiled.read_compiled` and the compile time. Raises StageError if
+    the provider is not available, cannot compile the model, or compiled no part of it.
     """
     from winml_dag.ep.session import session_options
     from winml_dag.stages.compiled import read_compiled

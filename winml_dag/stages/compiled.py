@@ -36,11 +36,9 @@ def read_compiled(path: Path, ep: ExecutionProvider, *, embedded: bool) -> JsonO
     boundary. ``cpu_nodes``: the operators that the provider did not take, by type in ``nodes_on_cpu``.
     ``edge_quantization_nodes``: conversions of the model's inputs and outputs, left to the CPU on purpose.
     ``ep_sdk_version``: of the compiler, as it wrote it. ``ep_compatibility_info``: what onnxruntime asks a device's
-    provider before it loads the model. ``binary_size_bytes``: of all binaries, embedded or next to the model.
-
-    Raises:
-        StageError: the model is missing or incomplete, has no EPContext node, or its binaries are not where they should
-            be (*embedded*: in the model).
+    provider before it loads the model. ``binary_size_bytes``: of all binaries, embedded or next to the model. Raises
+    StageError if the model is missing or incomplete, has no EPContext node, or its binaries are not where they should
+    be (*embedded*: in the model).
     """
     if not path.is_file():
         raise StageError(f"{ep.name} wrote no compiled model.")

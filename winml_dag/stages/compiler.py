@@ -74,8 +74,7 @@ def target_of(execution_provider: str, device: str) -> Target:
 def place_model(source: Path, ep: ExecutionProvider, folder: Path = Path()) -> Path:
     """Put the model *source* and its external data into *folder*, the model under a fixed name.
 
-    Raises:
-        StageError: *ep* cannot compile it, or one of its files has that name.
+    Raises StageError if *ep* cannot compile it, or one of its files has that name.
     """
     from winml_dag.onnxmodel.inspect import inspect_model
 
@@ -122,10 +121,7 @@ def compile_with(
 ) -> None:
     """Compile *model* to *output* with *ep*, which is configured in *settings*; *embed* puts the binary inside.
 
-    The model's metadata is preserved.
-
-    Raises:
-        StageError: the provider failed; the message includes its own.
+    The model's metadata is preserved. Raises StageError with the provider's words if it fails.
     """
     import onnxruntime
 

@@ -50,11 +50,7 @@ _OPENVINO_LIBRARY = re.compile(r"libopenvino\.so\.(\d\d)(\d)(\d)")
 
 
 def run(config: DevicesConfig, workspace: Workspace) -> JsonObject:  # noqa: ARG001 - it has no files
-    """Load the provider and return its devices.
-
-    Raises:
-        StageError: the provider does not load.
-    """
+    """Load the provider and return its devices. Raises StageError if the provider does not load."""
     import onnxruntime
 
     from winml_dag.ep.registry import find_ep

@@ -51,8 +51,7 @@ _OF_SPEED = frozenset({"htp_graph_finalization_optimization_mode", "htp_performa
 def measure(model: bytes, inputs: Sequence[Array], target: Target) -> tuple[Case, Outcome] | None:
     """Measure a *model* of one operator on *target*; None if it has no such node or the CPU cannot run it either.
 
-    Raises:
-        StageError: the provider or its device is missing.
+    Raises StageError if the provider or its device is missing.
     """
     path = Path(tempfile.gettempdir()) / "one_operator.onnx"
     path.write_bytes(model)

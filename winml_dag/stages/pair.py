@@ -28,10 +28,8 @@ _OVERFLOW = "Half precision overflows beyond 65504: try optim.clamp_constant_val
 def run_model(session: onnxruntime.InferenceSession, names: Sequence[str], feed: Feed) -> list[Array]:
     """Return the outputs *names* for *feed*, with its floats converted to the model's float type.
 
-    A float16 model takes float16 where the model that it was made from takes float32.
-
-    Raises:
-        StageError: the inputs have other names, or the model does not run.
+    A float16 model takes float16 where the model that it was made from takes float32. Raises StageError if the inputs
+    have other names, or the model does not run.
     """
     dtypes = {spec.name: spec.dtype for spec in model_inputs(session)}
     if dtypes.keys() != feed.keys():
@@ -62,10 +60,8 @@ class Batching:
     def of(cls, session: onnxruntime.InferenceSession, wanted: int, *, whole: bool) -> Batching:
         """Determine the batch size from the inputs and outputs of *session*.
 
-        With *whole*, all that a model with a fixed batch takes is one sample.
-
-        Raises:
-            StageError: the model cannot take *wanted* samples at once.
+        With *whole*, all that a model with a fixed batch takes is one sample. Raises StageError if the model cannot
+        take *wanted* samples at once.
         """
         inputs = [spec.shape[0] if spec.shape else None for spec in model_inputs(session)]
         outputs = [output.shape[0] if output.shape else None for output in session.get_outputs()]
@@ -97,10 +93,7 @@ class Batching:
         """Yield the outputs *names* for each of *feeds*.
 
         A batch contains only samples of one shape; a batch that is too small for the model is padded with its last
-        sample.
-
-        Raises:
-            StageError: as :func:`run_model`, and for an output that has no row for each sample.
+        sample. Raises StageError as :func:`run_model`, and for an output that has no row for each sample.
         """
         begin = 0
         while begin < len(feeds):
@@ -222,8 +215,7 @@ class Pair:
     def leave_out_random(self, feed: Feed) -> list[str]:
         """Exclude the outputs that differ when the reference itself runs again; return their names.
 
-        Raises:
-            StageError: the reference does not run.
+        Raises StageError if the reference does not run.
         """
         once, again = (run_model(self._reference, self.names, feed) for _ in range(2))
         pairs = zip(self.names, once, again, strict=True)
@@ -234,8 +226,7 @@ class Pair:
     def measure(self, feeds: Samples, scores: Collection[str], progress: OnProgress = no_progress) -> Measured:
         """Run both models. *scores*: outputs whose values are class scores.
 
-        Raises:
-            StageError: one of them does not run, or an output has another shape or kind of values.
+        Raises StageError if one of them does not run, or an output has another shape or kind of values.
         """
         outputs = [Measuring(name, is_scores=name in scores) for name in self.names]
         reference, candidate = ({name: Odd() for name in self.names} for _ in range(2))
@@ -263,8 +254,7 @@ def run_alone(
 ) -> None:
     """Run a model that has no reference on *feeds*, which *words* describe.
 
-    Raises:
-        StageError: the model does not run, or outputs NaN or infinities.
+    Raises StageError if the model does not run, or outputs NaN or infinities.
     """
     names = _names(session)
     for done, feed in enumerate(feeds):

@@ -45,8 +45,7 @@ COMPILE_QAIRT = Stage(
 def run(config: CompileConfig, workspace: Workspace) -> JsonObject:
     """Compile ``model`` with the SDK in the environment of the node.
 
-    Raises:
-        StageError: a tool fails (with the last line of its output) or writes nothing.
+    Raises StageError if a tool fails (with the last line of its output) or writes nothing.
     """
     from winml_dag.onnxmodel.metadata import restore_metadata
     from winml_dag.stages.compiled import read_compiled
@@ -140,8 +139,7 @@ def _environment(root: Path, host: str) -> dict[str, str]:
 def _call(arguments: Sequence[str], environment: Mapping[str, str], result: Path) -> None:
     """Run a tool of the SDK; its output goes to the log of this stage.
 
-    Raises:
-        StageError: it fails, or succeeds without having written *result*.
+    Raises StageError if it fails, or succeeds without having written *result*.
     """
     name = CONVERTER if CONVERTER in Path(arguments[1]).name else GENERATOR
     print("$", *arguments, flush=True)
@@ -177,10 +175,8 @@ def _call(arguments: Sequence[str], environment: Mapping[str, str], result: Path
 def _wrap(content: bytes, sdk_version: str, model: Path, output: Path, *, embed: bool) -> None:
     """Write to *output* a model with the inputs and outputs of *model*, all computed by the binary.
 
-    *content* is the binary itself (*embed*), or the name of its file next to *output*.
-
-    Raises:
-        InputError: *model* has an input or output that is not a tensor of a fixed shape.
+    *content* is the binary itself (*embed*), or the name of its file next to *output*. Raises InputError if *model* has
+    an input or output that is not a tensor of a fixed shape.
     """
     from onnx import ValueInfoProto, helper
 

@@ -104,12 +104,10 @@ def run(config: ValidateConfig, workspace: Workspace) -> JsonObject:
 
     All-ones inputs are run too, but for them only NaN and infinities count: they lie outside the calibrated ranges, and
     intact models score lower on them (0.986 for a w8a16 that has 0.9999 on random inputs). Without a ``reference``,
-    which a model that was given compiled does not have, it must load, run and output finite numbers.
-
-    Raises:
-        StageError: the model does not load or run on its target, outputs NaN or infinities (also if the reference
-            does), or does not meet its thresholds; the last with the metrics of all outputs. Also if the reference has
-            NaN, or if ``uncompiled`` shows that the provider computes the model wrongly.
+    which a model that was given compiled does not have, it must load, run and output finite numbers. Raises StageError:
+    the model does not load or run on its target, outputs NaN or infinities (also if the reference does), or does not
+    meet its thresholds; the last with the metrics of all outputs. Also if the reference has NaN, or if ``uncompiled``
+    shows that the provider computes the model wrongly.
     """
     from winml_dag.ep.session import assigned_nodes, create_session
     from winml_dag.onnxmodel.feeds import inputs_of_both, model_inputs

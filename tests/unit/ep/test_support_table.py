@@ -1,22 +1,40 @@
-"""Support tables: their verdict on measured forms, on others, and on incomplete cases."""
+"""Support tables: their verdict on measured forms, on others, and on incomplete cases; how they are measured."""
 
 from __future__ import annotations
 
 import gzip
+import json
 import random
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import onnx
+import pyarrow
+import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import numpy_helper
 
-from winml_dag.ep.registry import QNN, Target
+from winml_dag.ep.registry import CPU, QNN, Target
 from winml_dag.ep.support import Case, Level, Operand, Outcome, Quantized, table_files, table_name
-from winml_dag.ep.support.table import About, Support, SupportTable, form_of, read_table, rows_of, table_bytes
-from winml_dag.errors import InputError, UsageError
+from winml_dag.ep.support.table import (
+    About,
+    Support,
+    SupportTable,
+    form_of,
+    read_support,
+    read_table,
+    rows_of,
+    table_bytes,
+)
+from winml_dag.ep.support.winmlcli import WinmlCliRules
+from winml_dag.errors import InputError, StageError, UsageError
+from winml_dag.stages.opsupport import agree, forms, measure
 
 ABOUT = About("QNNExecutionProvider", "npu", "2.7.0", "2.51.0", "1.31.1", "1.23.2", {"soc_model": "60"}, True, 23)
 TAKEN, LEFT, FAILS = Outcome(True, True), Outcome(False, True), Outcome(False, False)
@@ -199,3 +217,171 @@ def test_asking_a_table_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[:2] == ["supported", "[]"]
+
+
+# Measuring an execution provider for a table: what one measurement says, and which forms of a test are measured.
+
+
+ON_CPU = Target(CPU, "cpu")
+X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
+
+
+def model(types: str, body: str) -> onnx.ModelProto:
+    text = (
+        f'<ir_version: 8, opset_import: ["": 17]> g ({types}[2, 3] x, {types}[3] b) => ({types}[2, 3] y) {{ {body} }}'
+    )
+    return onnx.parser.parse_model(text)
+
+
+@pytest.mark.parametrize(
+    ("types", "body", "outcome"),
+    [
+        ("float", "y = Add(x, b)", Outcome(compiled=True, ran=True)),
+        ("double", "y = Erf(x)", Outcome(compiled=False, ran=False)),
+        ("float", "a = Add(x, b) y = Relu(a)", None),
+    ],
+    ids=["runs", "no kernel", "two operators"],
+)
+def test_one_operator_is_measured_by_running_it(types: str, body: str, outcome: Outcome | None) -> None:
+    inputs = [X.astype(np.float64 if types == "double" else np.float32), np.ones(3, X.dtype)]
+    found = measure(model(types, body).SerializeToString(), inputs, ON_CPU)
+    assert (found and found[1]) == outcome
+
+
+def test_a_test_is_measured_with_constants_and_with_an_open_size_too() -> None:
+    found = list(forms(model("float", "y = Add(x, b)"), [X, np.ones(3, np.float32)]))
+    assert [len(inputs) for _, inputs in found] == [2, 1, 2]
+    cases = [measure(made.SerializeToString(), inputs, ON_CPU) for made, inputs in found]
+    assert [case and case[0].inputs for case in cases] == [
+        (Operand("float32", (2, 3)), Operand("float32", (3,))),
+        (Operand("float32", (2, 3)), Operand("float32", (3,), constant=True)),
+        (Operand("float32", (None, 3)), Operand("float32", (3,))),
+    ]
+    assert numpy_helper.to_array(found[1][0].graph.initializer[0]).tolist() == [1, 1, 1]
+
+
+def test_results_agree_within_what_half_precision_allows() -> None:
+    wanted = np.linspace(-1, 1, 100, dtype=np.float32)
+    assert agree([wanted * 1.01], [wanted])
+    assert not agree([wanted + 0.5], [wanted])
+    assert not agree([wanted[:50]], [wanted])
+    assert agree([np.full(3, 7.0)], [np.full(3, np.inf)])  # no number to compare with
+
+
+# Tables of an installed winml-cli: which parts are used, and that built-in tables take precedence.
+
+
+def cell(value: object) -> str:
+    """Return a condition in the format of these files: JSON with type annotations."""
+    return json.dumps(_tagged(value))
+
+
+def _tagged(value: object) -> dict[str, Any]:
+    if isinstance(value, tuple):
+        return {"t": "tuple", "v": [_tagged(each) for each in value]}
+    kind = {bool: "bool", int: "int", str: "str", type(None): "none"}[type(value)]
+    return {"t": kind, "v": value}
+
+
+def write(folder: Path, name: str, *rows: tuple[dict[str, object], list[bool]]) -> Path:
+    inner = folder / "QNNExecutionProvider_NPU"
+    inner.mkdir(exist_ok=True)
+    path = inner / name
+    table = pyarrow.Table.from_pylist(
+        [
+            {**{key: cell(value) for key, value in row.items()}, "compile_run_success": result, "run_reason": None}
+            for row, result in rows
+        ]
+    )
+    pyarrow.parquet.write_table(table, path)
+    return path
+
+
+def softmax(rank: int, dtype: str = "float32", opset: int = 17, quantized: Quantized | None = None) -> Case:
+    return Case("Softmax", "", opset, (Operand(dtype, (2,) * rank),), (), (("axis", -1),), quantized)
+
+
+def row(rank: int, dtype: str, *, axis: int = -1) -> dict[str, object]:
+    return {
+        "T_Softmax": dtype,
+        "input_dim": rank,
+        "input_is_constant": False,
+        "input_is_fixed_shape": True,
+        "input_dynamic_axes": (),
+        "attr_axis": axis,
+        "attr_axis_is_none": False,
+        "input_shape_is_nice": "nobody knows",
+    }
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> WinmlCliRules:
+    paths = [
+        write(
+            tmp_path,
+            "Softmax_QNNExecutionProvider_NPU_ai.onnx_opset13.parquet",
+            (row(4, "FLOAT"), [True, True]),
+            (row(6, "FLOAT"), [False, True]),
+            (row(4, "DOUBLE"), [False, False]),
+            (row(3, "FLOAT"), [True, True]),
+            (row(3, "FLOAT"), [False, True]),
+        ),
+        write(
+            tmp_path,
+            "Softmax_QNNExecutionProvider_NPU_ai.onnx_opset13_qdq.parquet",
+            (row(6, "FLOAT"), [True, True]),
+        ),
+    ]
+    return WinmlCliRules(paths)
+
+
+def test_compiled_and_run_is_supported_run_alone_partial_and_neither_unsupported(rules: WinmlCliRules) -> None:
+    assert rules.verdict(softmax(4)).level is Level.SUPPORTED
+    assert rules.verdict(softmax(6)).level is Level.PARTIAL
+    assert rules.verdict(softmax(4, "float64")).level is Level.UNSUPPORTED
+    assert rules.verdict(softmax(6, quantized=Quantized("uint8", ""))).level is Level.SUPPORTED
+
+
+def test_rows_that_do_not_fit_or_disagree_say_nothing(rules: WinmlCliRules) -> None:
+    assert "says nothing" in rules.verdict(softmax(5)).reason
+    assert "says different things" in rules.verdict(softmax(3)).reason
+    assert rules.verdict(softmax(4, opset=11)).level is Level.UNKNOWN
+    assert rules.verdict(Case("Mish", "", 18, (), ())).level is Level.UNKNOWN
+
+
+def test_ours_comes_first_and_theirs_fills_what_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(
+        tmp_path,
+        "Softmax_QNNExecutionProvider_NPU_ai.onnx_opset13.parquet",
+        (row(4, "FLOAT"), [False, False]),
+    )
+    write(
+        tmp_path,
+        "OfNobody_QNNExecutionProvider_NPU_com.example_opset1.parquet",
+        ({"x_dim": 1}, [True, True]),
+    )
+    monkeypatch.setenv("WINMLCLI_RULES_DIR", str(tmp_path))
+    given = tmp_path / "given"
+    given.mkdir()
+    for place, path in enumerate(table_files(NPU)):  # as a stage finds them
+        (given / f"{place}_{path.name}").write_bytes(path.read_bytes())
+    tables, support = read_support(given)
+    assert [table.about.ep for table in tables][:1] == ["QNNExecutionProvider"]
+    assert support.verdict(softmax(4)).level is Level.SUPPORTED
+    assert support.verdict(Case("OfNobody", "com.example", 1, (), ())).level is Level.SUPPORTED
+
+
+def test_a_folder_that_is_not_there_and_a_missing_pyarrow_are_said(
+    rules: WinmlCliRules, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WINMLCLI_RULES_DIR", str(tmp_path / "nowhere"))
+    with pytest.raises(UsageError, match=r"WINMLCLI_RULES_DIR names .*nowhere"):
+        table_files(NPU)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(StageError, match="take pyarrow to read"):
+        rules.verdict(softmax(4))
+    monkeypatch.undo()
+    damaged = write(tmp_path, "Relu_QNNExecutionProvider_NPU_ai.onnx_opset6.parquet", ({"X_dim": 1}, [True, True]))
+    damaged.write_bytes(b"no parquet")
+    with pytest.raises(StageError, match=r"Relu_.*\.parquet is not a table"):
+        WinmlCliRules([damaged]).verdict(Case("Relu", "", 17, (), ()))

@@ -1,14 +1,25 @@
+"""The schema of recipes: what is accepted, rejected in which words, and written out again; names of precisions."""
+
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from pydantic import BaseModel, ValidationError
+from recipe_strategies import QUANT_FIELDS, compile_sections, recipes
 
-from winml_dag.errors import RecipeError
+from winml_dag import WinMLCompileConfig, WinMLQuantizationConfig
+from winml_dag.errors import RecipeError, UsageError
 from winml_dag.recipe.capabilities import CATALOG
 from winml_dag.recipe.load import parse_recipe
-from winml_dag.recipe.schema import Export, Loader, Recipe
+from winml_dag.recipe.precision import PRECISIONS, chained, parse_precision, precision_name
+from winml_dag.recipe.schema import Export, Loader, Quant, Recipe
 
 # A configuration written by winml-cli, with every field that it writes.
 WINML_CONFIG = """
@@ -160,3 +171,184 @@ def test_what_is_wrong_is_said_in_the_words_of_the_recipe(line: str, complaint: 
     with pytest.raises(RecipeError) as caught:
         parse_recipe(f"# a comment\n{line}\n", "bert.yaml", "yaml")
     assert caught.value.problems == (f"bert.yaml:2: {complaint}",)
+
+
+RECIPES = Path(__file__).resolve().parents[3] / "recipes"
+SHIPPED = sorted(RECIPES.rglob("*.yaml"))
+
+
+def errors(kind: str, written: dict[str, Any]) -> list[str]:
+    schema = json.loads((RECIPES / f"{kind}.schema.json").read_text(encoding="utf-8"))
+    return [error.message for error in Draft202012Validator(schema).iter_errors(written)]
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_a_shipped_recipe_names_the_schema_that_it_follows(path: Path) -> None:
+    kind = "sweep" if path.parent.name == "sweeps" else "recipe"
+    text = path.read_text(encoding="utf-8")
+    assert f"# yaml-language-server: $schema=../{kind}.schema.json\n" in text
+    assert errors(kind, yaml.safe_load(text)) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "written"),
+    [
+        ("recipe", {"sampels": 8}),
+        ("recipe", {"quant": {"samples": "8"}}),
+        ("recipe", {"matrix": {"precision": ["fp32"]}}),
+        ("sweep", {"matrix": {"precision": "fp32"}}),
+        ("sweep", {"matrix": {}, "measure": ["speed"]}),
+    ],
+)
+def test_a_mistake_is_found(kind: str, written: dict[str, Any]) -> None:
+    assert errors(kind, written)
+
+
+def fields_set(value: object) -> Any:
+    """Return the names of the set fields, at every level."""
+    if isinstance(value, BaseModel):
+        return {name: fields_set(getattr(value, name)) for name in value.model_fields_set}
+    return [fields_set(item) for item in value] if isinstance(value, tuple) else None
+
+
+@settings(max_examples=50)
+@given(written=recipes)
+def test_a_recipe_that_is_written_out_and_read_again_is_the_same(written: dict[str, Any]) -> None:
+    assert QUANT_FIELDS.keys() == Quant.model_fields.keys(), "every field is among those tried"
+    recipe = parse_recipe(json.dumps(written), "recipe.json", "json")
+    again = Recipe.model_validate(json.loads(json.dumps(recipe.to_dict())))
+    assert again == recipe
+    assert fields_set(again) == fields_set(recipe)
+
+
+@settings(max_examples=50)
+@given(written=compile_sections)
+def test_the_classes_that_python_has_go_to_a_mapping_and_back(written: dict[str, Any]) -> None:
+    config = WinMLCompileConfig.from_dict(written)
+    plain = json.loads(json.dumps(config.to_dict()))
+    again = WinMLCompileConfig.from_dict(plain)
+    assert again == config
+    assert fields_set(again) == fields_set(config)
+    if written.get("quant_config") is not None:
+        quant = WinMLQuantizationConfig.from_dict(written["quant_config"])
+        assert plain["quant_config"] == quant.to_dict()
+        assert again.quant_config == quant
+        # One class: no field has a meaning or default in one position that it lacks in the other.
+        assert Recipe.model_validate({"quant": written["quant_config"]}).quant == again.quant_config
+
+
+def test_only_what_was_set_is_written_under_the_names_of_winml_cli() -> None:
+    nested = {"ep_config": {"provider": "qnn", "embed_context": True}, "validate": False}
+    flat = {"execution_provider": "qnn", "embed_context": True, "validate": False}
+    recipe = Recipe.model_validate({"export": None, "quant": {"mode": "qdq"}, "compile": nested})
+    assert recipe.to_dict() == {"export": None, "quant": {"mode": "static"}, "compile": flat}
+    assert WinMLCompileConfig.from_dict({**nested, "quant_config": {"samples": 3}}).to_dict() == {
+        **flat,
+        "quant_config": {"samples": 3},
+    }
+    assert Recipe().to_dict() == {}
+    assert WinMLQuantizationConfig.from_dict({"load_path": "r.json"}).to_dict() == {"calibration_load_path": "r.json"}
+    # What is put into a recipe later is written too.
+    assert Recipe().model_copy(update={"quant": Quant(mode="fp16")}).to_dict() == {"quant": {"mode": "fp16"}}
+
+
+def test_what_is_wrong_with_a_mapping_is_told_all_at_once() -> None:
+    with pytest.raises(RecipeError, match="is another name of 'calibration_load_path'"):
+        WinMLQuantizationConfig.from_dict({"load_path": "r.json", "calibration_load_path": "r.json"})
+    with pytest.raises(RecipeError) as caught:
+        WinMLQuantizationConfig.from_dict({"sampels": 3, "mode": "banana"})
+    assert "sampels: unknown key; did you mean 'samples'?" in str(caught.value)
+    assert "'banana' is not one of static, dynamic, rtn, fp16" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "weight_bits", "activation_bits"),
+    [
+        ("fp32", None, None, None),
+        ("fp16", "fp16", None, None),
+        ("dynamic", "dynamic", None, None),
+        ("int8", "static", 8, 8),
+        ("uint8", "static", 8, 8),
+        ("w8a8", "static", 8, 8),
+        ("w8a16", "static", 8, 16),
+        ("w16a8", "static", 16, 8),
+        ("int16", "static", 16, 16),
+        ("w16a16", "static", 16, 16),
+        ("int4", "rtn", 4, 32),
+        ("w4a32", "rtn", 4, 32),
+        ("w4a16", "rtn", 4, 16),
+        ("w4a8", "static", 4, 8),
+    ],
+)
+def test_a_precision_says_widths_and_no_signs(
+    name: str, mode: str | None, weight_bits: int | None, activation_bits: int | None
+) -> None:
+    found = parse_precision(name)
+    assert (found.mode, found.weight_bits, found.activation_bits) == (mode, weight_bits, activation_bits)
+
+
+def test_two_names_of_the_same_work_are_one_precision() -> None:
+    assert {found.name for found in PRECISIONS.values()} <= PRECISIONS.keys()
+    for names in (("int8", "uint8", "w8a8"), ("int16", "w16a16"), ("int4", "w4a32")):
+        assert len({parse_precision(name) for name in names}) == 1
+
+
+@pytest.mark.parametrize(
+    ("quant", "name"),
+    [
+        (None, "fp32"),
+        (Quant(weight_type="int8", activation_type="int16"), "w8a16"),
+        (Quant(weight_type="int4", activation_type="uint16"), "w4a16"),
+        (Quant(mode="rtn", rtn_bits=8), "w8a32"),
+        (Quant(mode="rtn", rtn_float_type="float16"), "w4a16"),
+        (Quant(mode="dynamic"), "dynamic"),
+    ],
+)
+def test_quant_sections_have_a_name_by_the_widths_of_their_types(quant: Quant | None, name: str) -> None:
+    assert precision_name(quant) == name
+
+
+def test_a_misspelt_precision_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UsageError, match="'w8a1' is not a precision; did you mean 'w8a16'"):
+        parse_precision("w8a1")
+    with pytest.raises(UsageError, match="known are auto, fp32"):
+        parse_precision("banana")
+    with pytest.raises(UsageError, match="'int5' is not a precision"):
+        chained(["int5", "fp16"])
+
+
+_NAMES = st.sampled_from(sorted(PRECISIONS))
+
+
+def test_a_chain_is_one_precision_or_four_bits_and_then_float16() -> None:
+    assert chained([]) == (None, {}), "the choice is left to others"
+    for name in PRECISIONS:
+        assert chained([name]) == (name, {})
+    for four_bits in ("int4", "w4a32"):
+        assert chained([four_bits, "fp16"]) == (four_bits, {"rtn_float_type": "float16"})
+
+
+@given(
+    names=st.lists(_NAMES, min_size=2, max_size=4).filter(
+        lambda names: names not in (["int4", "fp16"], ["w4a32", "fp16"])
+    )
+)
+def test_every_other_chain_is_refused_in_words(names: list[str]) -> None:
+    with pytest.raises(UsageError, match=r"^-p .*: .*\. The chain there is: -p int4 -p fp16, which is w4a16\.$"):
+        chained(names)
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        (["int8", "int4"], "a model in int8 is quantized already, so nothing can follow"),
+        (["w4a16", "fp16"], "a model in w4a16 is quantized already"),
+        (["fp16", "int4"], "what is in float16 has no float32 left to quantize"),
+        (["int4", "int8"], "after int4 only fp16 can follow, once"),
+        (["int4", "fp16", "fp16"], "after int4 only fp16 can follow, once"),
+        (["fp32", "int8"], "fp32 is not a quantization"),
+    ],
+)
+def test_the_refusal_says_what_does_not_go_together(names: list[str], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        chained(names)

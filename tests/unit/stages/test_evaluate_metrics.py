@@ -1,17 +1,23 @@
-"""The metrics of an evaluation, compared with scikit-learn, scipy and seqeval (``tests/make_metric_cases.py``)."""
+"""Metrics, of outputs and of evaluations: those of scikit-learn, scipy and seqeval (``tests/make_metric_cases.py``)."""
 
 from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from winml_dag.onnxmodel.compare import Agreement
+from winml_dag.recipe.fields import IntegerType, WeightType
+from winml_dag.recipe.precision import PRECISIONS, precision_name
+from winml_dag.recipe.schema import Quant
 from winml_dag.stages.evaluate.metrics import (
     Metric,
     answer_f1,
@@ -28,6 +34,8 @@ from winml_dag.stages.evaluate.metrics import (
     spearman,
     wilson,
 )
+from winml_dag.stages.figures import OutputFigures, measure, quality
+from winml_dag.stages.quality import MINIMUM_COSINE, USUAL_COSINE, what_to_try
 
 CASES: dict[str, Any] = json.loads(Path(__file__).with_name("metric_cases.json").read_text(encoding="utf-8"))
 
@@ -135,3 +143,106 @@ def test_what_is_not_defined_is_null_and_not_a_number() -> None:
     some = np.array([[1, 0.1], [2, 0.2], [3, math.nan], [4, math.nan]])
     for metric, outcomes in ((spearman, same), (spearman, some), (pearson, some)):
         assert math.isnan(metric("it", 0, 1).value(outcomes))
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts as model inputs, and the outputs of two models."""
+
+    masks: list[np.ndarray]
+    reference: list[np.ndarray]
+    candidate: list[np.ndarray]
+
+    def figures(self, *, noise: float = 0.0) -> OutputFigures:
+        feeds = [{"attention_mask": mask} for mask in self.masks]
+        added = [np.where(mask == 0, np.float32(noise), 0)[..., None] for mask in self.masks]
+        found = [[values + each] for values, each in zip(self.candidate, added, strict=True)]
+        (only,) = measure(["logits"], feeds, [[values] for values in self.reference], found, {"logits"})
+        return only
+
+
+@st.composite
+def texts(draw: st.DrawFn) -> Texts:
+    """Draw texts padded to one length, each with at least one word."""
+    count, length, classes = (draw(st.integers(*bounds)) for bounds in ((1, 4), (1, 6), (2, 4)))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    words = [draw(st.integers(1, length)) for _ in range(count)]
+    masks = [(np.arange(length) < number).astype(np.int64)[None] for number in words]
+    reference = [rng.standard_normal((1, length, classes)).astype(np.float32) for _ in words]
+    candidate = [values + rng.standard_normal(values.shape).astype(np.float32) / 4 for values in reference]
+    return Texts(masks, reference, candidate)
+
+
+@given(texts(), st.floats(-1e6, 1e6) | st.just(np.nan))
+@settings(max_examples=50)
+def test_what_stands_at_padding_changes_no_figure_and_every_word_is_one_decision(given_texts: Texts, at: float) -> None:
+    masks, figures = given_texts.masks, given_texts.figures()
+    padded = given_texts.figures(noise=at)
+    assert padded.to_json() == figures.to_json()
+    padding = sum(int((mask == 0).sum()) for mask in masks)
+    assert padded.whole.nan_count == (padding * given_texts.reference[0].shape[-1] if np.isnan(at) else 0)
+    assert figures.top1 is not None
+    assert figures.top1.of == sum(int(mask.sum()) for mask in masks)
+    assert figures.top1.agreed == sum(
+        int((wanted.argmax(-1) == got.argmax(-1))[mask == 1].sum())
+        for wanted, got, mask in zip(given_texts.reference, given_texts.candidate, masks, strict=True)
+    )
+
+
+@given(texts(), st.data())
+@settings(max_examples=50)
+def test_the_order_of_samples_does_not_matter(given_texts: Texts, data: st.DataObject) -> None:
+    order = data.draw(st.permutations(range(len(given_texts.masks))))
+    shuffled = Texts(
+        *([values[i] for i in order] for values in (given_texts.masks, given_texts.reference, given_texts.candidate))
+    )
+    one, other = given_texts.figures(), shuffled.figures()
+    assert (one.cosine_min, one.top1) == (other.cosine_min, other.top1)
+    assert one.read.cosine == pytest.approx(other.read.cosine)
+
+
+def test_an_output_of_one_number_has_no_cosine_of_a_sample_and_integers_are_counted_that_are_the_same() -> None:
+    values = [[np.array([[number]], np.float32)] for number in (1.0, -2.0)]
+    (figures,) = measure(["score"], [{}, {}], values, values, ())
+    assert (figures.cosine, figures.lowest_cosine, figures.exact) == (1.0, None, None)
+    (integers,) = measure(["ids"], [{}], [[np.array([1, 2, 3, 4])]], [[np.array([1, 2, 0, 4])]], ())
+    assert integers.exact == Agreement(3, 4)
+
+
+def test_two_axes_of_equal_lengths_by_chance_are_no_padding() -> None:
+    """The embedding of a text has as many features as the text has tokens."""
+    feed = {"attention_mask": np.array([[1, 0, 0]])}
+    reference, candidate = np.array([[1, 2, 3]], np.float32), np.array([[1, 2, 4]], np.float32)
+    (figures,) = measure(["embedding"], [feed], [[reference]], [[candidate]], ())
+    assert figures.max_abs_error == 1.0
+
+
+def test_the_quality_of_a_model_is_that_of_its_worst_output_and_all_decisions() -> None:
+    good, bad = np.array([[1, 2, 3]], np.float32), np.array([[3, 2, 1]], np.float32)
+    names = ["a_logits", "b_logits"]
+    figures = measure(names, [{}], [[good, good]], [[good, bad]], names)
+    found = quality(figures, samples=1, data="npz", held_out=True)
+    assert (found.output, found.top1_agreed, found.top1_of) == ("b_logits", 1, 2)
+    assert found.cosine == pytest.approx(10 / 14, abs=1e-5)
+
+
+def test_every_precision_has_its_bounds_and_no_other_has() -> None:
+    pairs = product(get_args(WeightType), get_args(IntegerType))
+    quants = [Quant(weight_type=weight, activation_type=activation) for weight, activation in pairs]
+    quants += [
+        Quant(rtn_bits=bits, rtn_float_type=kind, mode="rtn") for bits in (4, 8) for kind in ("float32", "float16")
+    ]
+    names = {precision_name(quant) for quant in (*quants, Quant(mode="fp16"), Quant(mode="dynamic"))}
+    assert MINIMUM_COSINE.keys() == names | {"fp32"}
+    assert USUAL_COSINE.keys() == names
+    for name, usual in USUAL_COSINE.items():
+        assert MINIMUM_COSINE[name] < usual < 1 or (name == "fp16" and MINIMUM_COSINE[name] == usual)
+
+
+def test_what_to_try_instead_is_a_precision_with_a_higher_bound() -> None:
+    for name in USUAL_COSINE:
+        advice = what_to_try(name, calibrated_on=None, measured_on="npz")
+        if advice:
+            higher = advice.removeprefix("To try: use the precision ").removesuffix(".")
+            assert higher in PRECISIONS
+            assert USUAL_COSINE[higher] >= USUAL_COSINE[name]

@@ -1,18 +1,24 @@
-"""Reports on latencies, and how they are measured."""
+"""Reports on latencies, and how they are measured; speed and accuracy of a model, measured from Python."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
+from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from evaluation_samples import linear_model, table
 from hypothesis import given
 from hypothesis import strategies as st
 
+from winml_dag import EvalResult, PerfResult, evaluate_onnx, measure_onnx
 from winml_dag.engine.memory import resident
 from winml_dag.ep.registry import CPU, QNN, Target, is_emulated
+from winml_dag.errors import MeasuredError, RecipeError
 from winml_dag.onnxmodel.feeds import InputSpec
 from winml_dag.stages.perf import PerfFields
 from winml_dag.stages.perf.latency import (
@@ -83,8 +89,16 @@ def test_what_makes_latencies_doubtful_is_said(each: tuple[int, ...], share: flo
     assert all(re.search(words, notice) for notice in told)
 
 
-def test_the_clock_ticks() -> None:
+def test_this_machine_tells_of_its_clock_its_memory_and_its_threads() -> None:
     assert 0 < clock_resolution_ns() < 10**9
+    found = resident()
+    assert found.peak is not None
+    assert found.peak > 1 << 20
+    assert found.now is None or 1 << 20 < found.now <= found.peak
+    assert not is_emulated(Target(CPU, "cpu")), "only the NPU of QNN is"
+    assert not is_emulated(Target(QNN, "gpu"))
+    assert all(waited >= 0 for waited in waited_ns().values())
+    assert sys.platform != "linux" or str(os.getpid()) in waited_ns()
 
 
 def test_what_threads_waited_is_that_of_the_one_that_waited_longest() -> None:
@@ -94,21 +108,12 @@ def test_what_threads_waited_is_that_of_the_one_that_waited_longest() -> None:
     assert waited_share({}, {}, passed_ns=80) is None
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells how long a thread has waited")
-def test_this_thread_has_waited_for_some_time() -> None:
-    assert str(os.getpid()) in waited_ns()
-    assert all(waited >= 0 for waited in waited_ns().values())
-
-
 def test_open_sizes_are_told_of_but_not_the_batch() -> None:
     batch, both = InputSpec("x", "float32", ("n", 8)), InputSpec("ids", "int64", ("n", "length"))
     (notice,) = of_open_sizes((batch, both), {})
     assert "ids ['n', 'length']" in notice
     assert list(of_open_sizes((batch,), {})) == []
     assert list(of_open_sizes((batch, both), {"length": 8})) == []
-
-
-def test_a_size_is_that_of_the_axes_of_its_name_but_never_the_batch() -> None:
     spec = InputSpec("mask", "int64", ("n", 2, "length", "n"), (0, 2))
     assert of_size(spec, {"length": 8, "n": 3}) == InputSpec("mask", "int64", ("n", 2, 8, 3), (0, 2))
     assert of_size(spec, {}) == spec
@@ -149,13 +154,50 @@ def test_the_first_axis_is_a_batch_only_where_something_says_so(
     assert batch_size_of(inputs, feed, given) == samples
 
 
-def test_only_the_npu_of_qnn_is_emulated() -> None:
-    assert not is_emulated(Target(CPU, "cpu"))
-    assert not is_emulated(Target(QNN, "gpu"))
+@pytest.fixture(scope="module")
+def linear(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return linear_model(tmp_path_factory.mktemp("model") / "m.onnx", table(3)[:4])
 
 
-def test_memory_at_most_is_no_less_than_memory_now() -> None:
-    found = resident()
-    assert found.peak is not None
-    assert found.peak > 1 << 20
-    assert found.now is None or 1 << 20 < found.now <= found.peak
+def test_speed_comes_as_figures_and_from_the_cache_the_second_time(linear: Path, tmp_path: Path) -> None:
+    how = {"iterations": 7, "warmup": 0, "loads": 1}
+    first = measure_onnx(linear, config=how, output_dir=tmp_path / "report", cache_dir=tmp_path / "cache")
+    assert isinstance(first, PerfResult)
+    assert not first.cached
+    each = json.loads((tmp_path / "report" / "perf.json").read_text())["latencies_ns"]
+    assert (first.latency_ms.inferences, first.latency_ms.p50) == (7, sorted(each)[3] / 1e6)
+    assert first.baseline_load_seconds is None
+    assert first.load_seconds > 0 < first.inferences_per_second
+    again = measure_onnx(linear, config=how, cache_dir=tmp_path / "cache")
+    assert again.cached
+    assert again.latency_ms == first.latency_ms
+    with pytest.raises(RecipeError, match="perf"):
+        measure_onnx(linear, config={"iterations": 0}, cache_dir=tmp_path / "cache")
+
+
+def test_accuracy_comes_as_metrics_and_outputs_as_figures(linear: Path, tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
+    right = (x @ table(3)[:4]).argmax(1)
+    np.savez(tmp_path / "data.npz", x=x, label=np.where(np.arange(20) % 4 == 0, (right + 1) % 3, right))
+    cache = tmp_path / "cache"
+    task = "text-classification"
+    found = evaluate_onnx(linear, tmp_path / "data.npz", task=task, reference=linear, cache_dir=cache)
+    assert isinstance(found, EvalResult)
+    assert list(found.metrics) == ["accuracy", "macro_f1"]
+    accuracy = found.metrics["accuracy"]
+    assert accuracy.candidate == accuracy.reference
+    assert (accuracy.candidate.value, accuracy.candidate.method) == (0.75, "wilson")
+    assert accuracy.difference is not None
+    assert (accuracy.difference.value, accuracy.difference.significant) == (0.0, False)
+    assert (found.samples, found.of, found.outputs) == (20, 20, {})
+    other = onnx.load(linear)
+    other.graph.node[0].op_type = "Gemm"  # the same, by another operator
+    onnx.save(other, tmp_path / "gemm.onnx")
+    dataset = {"samples": 3}
+    compared = evaluate_onnx(
+        tmp_path / "gemm.onnx", reference=linear, config={"mode": "compare", "dataset": dataset}, cache_dir=cache
+    )
+    (output,) = compared.outputs.values()
+    assert (output.cosine, compared.samples, compared.of, compared.metrics) == (1.0, 3, None, {})
+    with pytest.raises(MeasuredError, match="evaluate failed: Data for token-classification is a table"):
+        evaluate_onnx(linear, tmp_path / "data.npz", task="token-classification", cache_dir=cache)

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from winml_dag.ep.provider import (
-    ONNXRUNTIME_QUANTIZATION,
-    UNSIGNED_ACTIVATIONS,
-    UNSIGNED_WEIGHTS,
-    ExecutionProvider,
-    Integers,
-)
+from winml_dag.ep.provider import ONNXRUNTIME_QUANTIZATION, ExecutionProvider, Integers
 
 # The operators that are quantized with 8-bit activations on the CPU. Each operator was put alone between Q and DQ,
 # optimized by onnxruntime 1.31 at its highest level, and timed on x86-64 (microseconds as integers / in float, one
@@ -48,8 +42,6 @@ PROVIDER = CPU = ExecutionProvider(
     how_to_get="It is part of onnxruntime.",
     ihv_type="Microsoft",
     integers=Integers(
-        UNSIGNED_WEIGHTS,
-        UNSIGNED_ACTIVATIONS,
         # Worst cosine of all-MiniLM-L6-v2 in w8a16: 0.978 with a scale for each tensor, 0.998 for each channel.
         per_channel=True,
         mixes_widths=True,

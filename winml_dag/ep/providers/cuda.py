@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from winml_dag.ep.provider import (
-    NVIDIA_DRIVER,
-    ONNXRUNTIME_QUANTIZATION,
-    UNSIGNED_ACTIVATIONS,
-    UNSIGNED_WEIGHTS,
-    ExecutionProvider,
-    Integers,
-    Package,
-)
+from winml_dag.ep.provider import NVIDIA_DRIVER, ONNXRUNTIME_QUANTIZATION, ExecutionProvider, Integers, Package
 
 PROVIDER = CUDA = ExecutionProvider(
     name="CUDAExecutionProvider",
@@ -23,5 +15,5 @@ PROVIDER = CUDA = ExecutionProvider(
     "of its own.",
     ihv_type="NVIDIA",
     needs=(NVIDIA_DRIVER,),
-    integers=Integers(UNSIGNED_WEIGHTS, UNSIGNED_ACTIVATIONS, source=ONNXRUNTIME_QUANTIZATION, reason="as on the CPU"),
+    integers=Integers(source=ONNXRUNTIME_QUANTIZATION, reason="as on the CPU"),
 )

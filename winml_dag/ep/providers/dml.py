@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from winml_dag.ep.provider import (
-    ONNXRUNTIME_PROVIDERS,
-    UNSIGNED_ACTIVATIONS,
-    UNSIGNED_WEIGHTS,
-    ExecutionProvider,
-    Integers,
-    Package,
-)
+from winml_dag.ep.provider import ONNXRUNTIME_PROVIDERS, ExecutionProvider, Integers, Package
 
 PROVIDER = DML = ExecutionProvider(
     name="DmlExecutionProvider",
@@ -22,8 +15,6 @@ PROVIDER = DML = ExecutionProvider(
     how_to_get="DirectML needs Windows; there, install onnxruntime-windowsml instead of onnxruntime.",
     ihv_type="Microsoft",
     integers=Integers(
-        UNSIGNED_WEIGHTS,
-        UNSIGNED_ACTIVATIONS,
         source=f"{ONNXRUNTIME_PROVIDERS}/DirectML-ExecutionProvider.html",
         reason="takes signed and unsigned integers; these are as on the CPU",
     ),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from winml_dag.ep.provider import (
     ONNXRUNTIME_PROVIDERS,
     SIGNED,
-    UNSIGNED_ACTIVATIONS,
     WINDOWS_ML,
     ExecutionProvider,
     Integers,
@@ -26,7 +25,6 @@ PROVIDER = MIGRAPHX = ExecutionProvider(
     needs=(SystemLibrary("libamdhip64.so", "amdhip64"),),
     integers=Integers(
         SIGNED,
-        UNSIGNED_ACTIVATIONS,
         weight_symmetric=True,
         source=f"{ONNXRUNTIME_PROVIDERS}/MIGraphX-ExecutionProvider.html",
         reason="int8 weights; nothing else is documented",

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from winml_dag.ep.provider import (
-    SIGNED,
-    UNSIGNED_ACTIVATIONS,
-    WINDOWS_ML,
-    ExecutionProvider,
-    Integers,
-    Option,
-    Package,
-)
+from winml_dag.ep.provider import SIGNED, WINDOWS_ML, ExecutionProvider, Integers, Option, Package
 
 _IGNORED = "OpenVINO's plugin ignores it; what it means is set in a file that load_config names"
 # The plugin logs which options of OpenVINO's build of onnxruntime it ignores, but not unknown ones; that build refuses
@@ -67,7 +59,6 @@ PROVIDER = OPENVINO = _OpenVino(
     file_options=frozenset({"load_config"}),
     integers=Integers(
         SIGNED,
-        UNSIGNED_ACTIVATIONS,
         per_channel=True,
         # Cosine of all-MiniLM-L6-v2 in w8a8: 0.815 with 8 bits throughout, 0.988 with some at 16, still in one
         # partition

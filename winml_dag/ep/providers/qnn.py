@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from winml_dag.ep.provider import (
     ONNXRUNTIME_PROVIDERS,
-    UNSIGNED_ACTIVATIONS,
     UNSIGNED_WEIGHTS,
     WHOLE_NUMBER,
     WINDOWS_ML,
@@ -38,16 +37,8 @@ _NPU_OPTIONS: Mapping[str, Option] = {
     "vtcm_mb": _POSITIVE,
     "htp_performance_mode": Option(
         values=(
-            "balanced",
-            "burst",
-            "default",
-            "extreme_power_saver",
-            "high_performance",
-            "high_power_saver",
-            "low_balanced",
-            "low_power_saver",
-            "power_saver",
-            "sustained_high_performance",
+            *("balanced", "burst", "default", "extreme_power_saver", "high_performance", "high_power_saver"),
+            *("low_balanced", "low_power_saver", "power_saver", "sustained_high_performance"),
         ),
         run_time=True,
     ),
@@ -174,7 +165,6 @@ PROVIDER = QNN = _Qnn(
     file_options=frozenset(name for name, option in _OPTIONS.items() if option.file),
     integers=Integers(
         {4: "int4", **UNSIGNED_WEIGHTS},
-        UNSIGNED_ACTIVATIONS,
         rules="qnn",
         per_channel=True,
         runs_blocks=False,

@@ -126,9 +126,7 @@ def table_paths(target: Target, *, asks: bool = False) -> tuple[Path, ...]:
     """Return the possible paths of tables of *target*, the user's own first, those of winml-cli last.
 
     *asks*: whether the provider itself is asked. Then only the user's own table, which wins over its answer, counts.
-
-    Raises:
-        UsageError: WINML_DAG_SUPPORT_DIR or WINMLCLI_RULES_DIR does not name a folder.
+    Raises UsageError if WINML_DAG_SUPPORT_DIR or WINMLCLI_RULES_DIR does not name a folder.
     """
     own = (_named_folder(SUPPORT_VARIABLE) or config_file().parent / _FOLDER) / table_name(target)
     if asks:
@@ -141,8 +139,7 @@ def table_paths(target: Target, *, asks: bool = False) -> tuple[Path, ...]:
 def rule_folder(target: Target) -> Path | None:
     """Return the folder of the files for *target*, whether it exists or not, in the one of WINMLCLI_RULES_DIR.
 
-    Raises:
-        UsageError: the variable does not name a folder.
+    Raises UsageError if the variable does not name a folder.
     """
     folder = _named_folder(RULES_VARIABLE)
     return None if folder is None else folder / f"{target.ep.name}_{target.device.upper()}"

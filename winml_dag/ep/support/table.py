@@ -197,11 +197,7 @@ def table_bytes(about: About, rows: Mapping[Form, Counter[str]]) -> bytes:
 
 
 def read_table(path: Path) -> SupportTable:
-    """Read the table in the file *path*.
-
-    Raises:
-        InputError: it is missing, damaged, or of another format.
-    """
+    """Read the table in the file *path*. Raises InputError if it is missing, damaged, or of another format."""
     try:
         header, *lines = gzip.decompress(path.read_bytes()).decode().splitlines()
         about = json.loads(header)
@@ -244,8 +240,7 @@ class Support:
 def read_support(folder: Path) -> tuple[list[SupportTable], Support]:
     """Return the tables in *folder*, sorted by name, and their combination with winml-cli's.
 
-    Raises:
-        InputError: a table is damaged or of another format.
+    Raises InputError if a table is damaged or of another format.
     """
     tables = [read_table(path) for path in sorted(folder.rglob(f"*{SUFFIX}"))]
     files = list(folder.rglob(f"*{RULES_SUFFIX}"))

@@ -40,11 +40,7 @@ class WinmlCliRules:
                 self._files.setdefault((domain, op_type, is_quantized), {})[opset] = path
 
     def verdict(self, case: Case) -> Verdict:
-        """Return their verdict on *case*.
-
-        Raises:
-            StageError: pyarrow is not installed, or it cannot read a file.
-        """
+        """Return their verdict on *case*. Raises StageError if pyarrow is not installed, or it cannot read a file."""
         found = self._files.get((case.domain or _STANDARD, case.op_type, case.quantized is not None), {})
         opsets = [opset for opset in found if opset <= (case.opset or opset)]
         if not opsets:

@@ -83,15 +83,12 @@ def eval_result(plan: EvaluationPlan, done: Measurement) -> EvalResult:
     def estimate(value: Any) -> Estimate:
         return Estimate(value["value"], value["low"], value["high"], value["interval"])
 
-    def difference(value: Any) -> Difference:
-        return Difference(value["value"], value["low"], value["high"], value["significant"], value["p_value"])
-
     found: Any = report_of(done)
     metrics = {
         name: MetricResult(
             estimate(one["candidate"]),
             one["reference"] and estimate(one["reference"]),
-            one["difference"] and difference(one["difference"]),
+            one["difference"] and Difference(**one["difference"]),
         )
         for name, one in found.get("metrics", {}).items()
     }

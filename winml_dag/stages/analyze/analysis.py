@@ -123,44 +123,31 @@ class _Situation:
     support: Rules
 
 
-@dataclass(frozen=True)
-class _Action:
-    """A possible action on a pattern.
-
-    Attributes:
-        level: ``required`` if the pattern does not run as it is, ``optional`` if it does, ``warning`` if only the user
-            can act.
-        status: the target's verdict on the pattern after the action.
-        enabled: whether the action is proposed.
-        capability: the capability of optimize; empty if there is none.
-    """
-
-    pattern: str
-    becomes: str
-    level: str
-    status: Level
-    enabled: bool
-    details: str
-    capability: str = ""
-
-    def json(self) -> JsonObject:
-        item: JsonObject = {"type": "optimize", "optimization_options": {self.capability: True}}
-        return {
-            "action_id": _identifier("action", self.pattern, self.becomes, self.capability, self.details),
-            "pattern_from_id": self.pattern,
-            "pattern_to_id": self.becomes,
-            "level": self.level,
-            "action_items": [item] if self.capability else [],
-            "status": self.status.value,
-            "enabled": self.enabled,
-            "details": self.details,
-        }
-
-
 def _identifier(*content: str) -> str:
     """An identifier in the form of a UUID, derived from *content*: the same for the same model and target."""
     text = json_hash(list(content))[:32]
     return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+
+
+def _action_json(
+    pattern: str, becomes: str, level: str, status: Level, enabled: bool, details: str, capability: str = ""
+) -> JsonObject:
+    """Return a possible action on a pattern; *enabled* if it is proposed.
+
+    *level*: ``required`` if the pattern does not run as it is, ``optional`` if it does, ``warning`` if only the user
+    can act. *status*: the target's verdict on the pattern after the action. *capability*: of optimize, if there is one.
+    """
+    item: JsonObject = {"type": "optimize", "optimization_options": {capability: True}}
+    return {
+        "action_id": _identifier("action", pattern, becomes, capability, details),
+        "pattern_from_id": pattern,
+        "pattern_to_id": becomes,
+        "level": level,
+        "action_items": [item] if capability else [],
+        "status": status.value,
+        "enabled": enabled,
+        "details": details,
+    }
 
 
 def _information(situation: _Situation, matches: Sequence[Match]) -> tuple[list[JsonObject], dict[str, str]]:
@@ -179,8 +166,8 @@ def _information(situation: _Situation, matches: Sequence[Match]) -> tuple[list[
         action = None
         if (fusion := fusions.get(pattern.name)) is not None:
             action = _action(situation, pattern.id, fusion, occurrences, levels)
-        if action is not None and action.enabled and action.capability:
-            new[action.capability] = action.details
+            if action is not None and action["enabled"]:
+                new[fusion.capability] = str(action["details"])
         status = worst(levels)
         nodes = [by_node[id(node)] for match in occurrences for node in match.nodes]
         times = "once" if len(occurrences) == 1 else f"{len(occurrences)} times"
@@ -195,11 +182,11 @@ def _information(situation: _Situation, matches: Sequence[Match]) -> tuple[list[
 
 
 def _about(
-    about: str, status: Level, explanation: str, nodes: list[list[str]], action: _Action | None = None
+    about: str, status: Level, explanation: str, nodes: list[list[str]], action: JsonObject | None = None
 ) -> JsonObject:
     return {
         "Information_id": _identifier("information", about, explanation),
-        "actions": [] if action is None else [action.json()],
+        "actions": [] if action is None else [action],
         "explanation": explanation,
         "pattern_id": about,
         "enabled": True,
@@ -217,7 +204,7 @@ def _summary(judged: Sequence[Judged]) -> str:
 
 def _action(
     situation: _Situation, pattern: str, fusion: Fusion, matches: Sequence[Match], levels: Sequence[Level]
-) -> _Action | None:
+) -> JsonObject | None:
     """Return what could be done about *matches*, which have these *levels*; None if they cannot get better."""
     now = worst(level for level in levels if level in _BETTER) if _BETTER.keys() & {*levels} else Level.UNKNOWN
     name = fusion.capability
@@ -227,7 +214,7 @@ def _action(
         return None
     if is_set is False:
         off = f"{name} makes one operator of it; the recipe switches it off."
-        return _Action(pattern, fusion.becomes, "optional", Level.UNKNOWN, False, off, name)
+        return _action_json(pattern, fusion.becomes, "optional", Level.UNKNOWN, False, off, name)
     has_form = opset(situation.model) >= fusion.since or not situation.config.target.standard_domain_only
     tried = _tried(situation, fusion, matches) if has_form else [None] * len(matches)
     pairs = [(before, after) for before, after in zip(levels, tried, strict=True) if after is not None]
@@ -239,10 +226,10 @@ def _action(
         if harmed:
             details += f" It is not proposed: {counted(harmed, 'other place')} would be worse off with it."
         level = "required" if now is Level.UNSUPPORTED else "optional"
-        return _Action(pattern, fusion.becomes, level, then, not harmed, details, name)
+        return _action_json(pattern, fusion.becomes, level, then, not harmed, details, name)
     if not has_form:
         advice = f"With export.opset_version {fusion.since} or later, {name} makes one operator of it."
-        return _Action(pattern, fusion.becomes, "warning", Level.UNKNOWN, False, advice)
+        return _action_json(pattern, fusion.becomes, "warning", Level.UNKNOWN, False, advice)
     return None
 
 

@@ -143,9 +143,7 @@ def with_qdq(model: ModelProto, target: Target, quant: QuantizedTo, stay_float: 
     """Return *model* as quantize would write it, but with the range -1 to 1 for every tensor; *model* is modified.
 
     Weights without data (see :func:`_set_to_zeros`) stay without. *stay_float*: names of nodes that stay in float.
-
-    Raises:
-        StageError: nothing in it can be quantized.
+    Raises StageError if nothing in it can be quantized.
     """
     # Imported here: a provider that is asked about floats needs none of it.
     from winml_dag.stages.float_model import float_tensors, typed

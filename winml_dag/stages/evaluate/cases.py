@@ -48,8 +48,7 @@ class Labels:
     def number(self, label: Any, where: str) -> int:
         """Return the class that *label* means; *where* names the sample in messages.
 
-        Raises:
-            StageError: the label is unknown.
+        Raises StageError if the label is unknown.
         """
         # Files write numbers in different forms: 1, 1.0, true and "1".
         is_whole = isinstance(label, bool) or (isinstance(label, float) and label.is_integer())
@@ -105,8 +104,7 @@ class Given:
     def classes(self) -> int:
         """Return how many classes the model distinguishes.
 
-        Raises:
-            StageError: neither the model nor its config has the number.
+        Raises StageError if neither the model nor its config has the number.
         """
         scores = self.scores()
         last = scores.shape[-1] if scores.shape else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,8 +56,7 @@ def compare_models(
 ) -> JsonObject:
     """Return metrics of every output, over all samples of the stage's input ``data``, or over random ones.
 
-    Raises:
-        StageError: the outputs differ in names or shapes, or the data does not fit.
+    Raises StageError if the outputs differ in names or shapes, or the data does not fit.
     """
     pair = Pair(reference.session, candidate.session, fields.batch_size, "eval.input_data")
     of = None
@@ -198,7 +197,7 @@ def _judged(metrics: Sequence[Metric], outcomes: Sequence[Outcomes]) -> JsonObje
         metric.name: {
             "candidate": estimate(metric, candidate).to_json(),
             "reference": None if reference is None else estimate(metric, reference).to_json(),
-            "difference": None if reference is None else difference(metric, candidate, reference).to_json(),
+            "difference": None if reference is None else asdict(difference(metric, candidate, reference)),
         }
         for metric in metrics
     }

@@ -55,25 +55,17 @@ class Difference:
 
     Attributes:
         significant: whether they differ by more than the choice of the samples explains; None if that is undefined.
-        p_value: of McNemar's test, which decides that for fractions of correct results; None for other metrics, for
-            which the interval decides: the difference is significant if it does not contain 0.
+        test: ``mcnemar`` for fractions of correct results. For other metrics (``bootstrap``) the interval decides: the
+            difference is significant if it does not contain 0.
+        p_value: of McNemar's test; None for other metrics.
     """
 
     value: float | None
     low: float | None
     high: float | None
     significant: bool | None
+    test: str
     p_value: float | None
-
-    def to_json(self) -> JsonObject:
-        return {
-            "value": self.value,
-            "low": self.low,
-            "high": self.high,
-            "significant": self.significant,
-            "test": "bootstrap" if self.p_value is None else "mcnemar",
-            "p_value": self.p_value,
-        }
 
 
 def estimate(metric: Metric, outcomes: Outcomes) -> Estimate:
@@ -99,7 +91,8 @@ def difference(metric: Metric, candidate: Outcomes, reference: Outcomes) -> Diff
         p_value = float(f"{exact:.2g}")
     else:
         significant = None if math.isnan(low) else not low <= 0 <= high
-    return Difference(_rounded(value), _rounded(low), _rounded(high), significant, p_value)
+    test = "bootstrap" if p_value is None else "mcnemar"
+    return Difference(_rounded(value), _rounded(low), _rounded(high), significant, test, p_value)
 
 
 def wilson(right: int, of: int) -> tuple[float, float]:

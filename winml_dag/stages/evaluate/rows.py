@@ -53,8 +53,7 @@ class RowTask(Task):
     def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Yield the chosen rows: the words for each in messages, and its values by role.
 
-        Raises:
-            StageError: a value is missing, or a file cannot be read.
+        Raises StageError if a value is missing, or a file cannot be read.
         """
         for number, row in chosen_rows(self._table, self.chosen, sorted(set(self._columns.values()))):
             for column in self._columns.values():

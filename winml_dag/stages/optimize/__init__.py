@@ -112,7 +112,7 @@ class Selection:
 
     @property
     def form_depends_on_domain(self) -> bool:
-        return any(CATALOG[name].form_depends_on_domain for name in self.on)
+        return any(CATALOG[name].makes for name in self.on)
 
     def essential(self) -> dict[str, bool]:
         """The switches that have an effect: the same for all choices with the same effect."""
@@ -176,7 +176,7 @@ class Discovered:
     def of(cls, capabilities: Iterable[str], *, standard_domain_only: bool) -> Discovered:
         """Ignore *standard_domain_only* unless the form of one of *capabilities* depends on it."""
         found = frozenset(capabilities)
-        matters = any(CATALOG[name].form_depends_on_domain for name in found)
+        matters = any(CATALOG[name].makes for name in found)
         return cls(found, standard_domain_only and matters)
 
     @classmethod

@@ -46,10 +46,6 @@ def measure(infer: Callable[[int], object], fields: PerfFields, progress: OnProg
     for index in range(fields.warmup):
         progress(index, fields.warmup, "warm-up inferences")
         infer(index)
-    return _measure(infer, fields, progress)
-
-
-def _measure(infer: Callable[[int], object], fields: PerfFields, progress: OnProgress) -> Latencies:
     clock = time.perf_counter_ns
     limit = math.inf if fields.duration is None else fields.duration * _NS
     most = math.inf if fields.iterations is None else fields.iterations

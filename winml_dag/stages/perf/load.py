@@ -84,8 +84,7 @@ class Load:
 def load(model: Model) -> tuple[onnxruntime.InferenceSession, Load]:
     """Load *model* in this process, which should not have imported onnxruntime yet.
 
-    Raises:
-        StageError: it does not load on its target.
+    Raises StageError if it does not load on its target.
     """
     target = Target(find_ep(model.execution_provider), model.device)
     began = time.perf_counter()
@@ -120,8 +119,7 @@ main(*sys.argv[3:])
 def load_in_fresh_process(model: Model) -> Load:
     """Load *model* in a separate process, which then ends.
 
-    Raises:
-        StageError: it does not load there, or its process ends in another way.
+    Raises StageError if it does not load there, or its process ends in another way.
     """
     name, finder = Path(model.path).name, Path(elsewhere.__file__)
     answer = Path(f"{name}.load.json").absolute()

@@ -51,8 +51,7 @@ MOST_FEEDS = 32
 def make_feeds(inputs: Sequence[InputSpec], fields: PerfFields, workspace: Workspace) -> list[Feed]:
     """Return the feeds of the stage's input ``data``, at most MOST_FEEDS; without it a random one.
 
-    Raises:
-        StageError: the data does not fit the model's inputs.
+    Raises StageError if the data does not fit the model's inputs.
     """
     batch = (fields.batch_size or 1) if takes_any_batch(inputs) else 1
     if workspace.has("data"):
@@ -112,8 +111,7 @@ def batch_size_of(inputs: Sequence[InputSpec], feed: Feed, given: int | None) ->
 def run(config: PerfConfig, workspace: Workspace) -> JsonObject:
     """Measure ``model``, and the load time of ``baseline``; write ``perf.json``, which also lists every inference.
 
-    Raises:
-        StageError: a model does not load or run on its target, or data does not fit its inputs.
+    Raises StageError if a model does not load or run on its target, or data does not fit its inputs.
     """
     target = config.target.resolve()
     path = workspace.input_file("model", ".onnx")
