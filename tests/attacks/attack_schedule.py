@@ -31,8 +31,8 @@ _ENDS_OF = {"kill": {-signal.SIGKILL}, "interrupt": {130, -signal.SIGINT}}
 _MOST_CALLS = 1500
 # Files of the user, which are only read.
 _READ = ("src", "data", "tools", "cur", RECIPE, TWIN)
-# Of 20 to 40 steps each: about a hundred steps, which is as many as the tests ask for.
-_SCHEDULES_AT_ONCE = 4
+# Of 20 to 40 steps each: about fifty steps, which is as many as the tests ask for.
+_SCHEDULES_AT_ONCE = 2
 
 
 @dataclass(frozen=True)

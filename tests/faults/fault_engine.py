@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,8 +18,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from winml_dag.engine import execute
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.execute import LocalExecutor
+from winml_dag.engine.forkserver import ForkServer, _serve
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.plan import plan_graph
 from winml_dag.engine.run import LocalRuns, Runner
@@ -64,7 +68,43 @@ class Step:
         return Source(self.id, TEXT, (SourceFile("source.txt", Path(self.path)),))
 
 
-def run_steps(cache: Path, steps: Sequence[Step]) -> dict[str, StageResult]:
+class _Fork:
+    """A child process, with the part of ``Popen`` that a server of workers needs."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._has_ended = False
+
+    def poll(self) -> int | None:
+        self._has_ended = self._has_ended or os.waitpid(self._pid, os.WNOHANG)[0] != 0
+        return 0 if self._has_ended else None
+
+    def wait(self) -> None:
+        if not self._has_ended:
+            os.waitpid(self._pid, 0)
+
+
+def forked_server() -> ForkServer:
+    """Return a server of workers that is a fork of this process, which saves the imports of each worker."""
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        # Whatever happens, the child must not continue with its parent's work.
+        try:
+            ours.close()
+            os.setsid()
+            sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+            _serve(theirs)
+        finally:
+            os._exit(0)
+    theirs.close()
+    execute._FORKED = "fault_stages:"
+    server = ForkServer(["fault_stages"])
+    server._server = ours, _Fork(pid)  # type: ignore[assignment]
+    return server
+
+
+def run_steps(cache: Path, steps: Sequence[Step], server: ForkServer | None = None) -> dict[str, StageResult]:
     """Plan and run the graph of *steps* as a build does, and return results by id."""
     store = Store(cache)
     try:
@@ -74,7 +114,8 @@ def run_steps(cache: Path, steps: Sequence[Step]) -> dict[str, StageResult]:
         planned = plan_graph(graph, digests, store, scope=SCOPE)
         if all(result.status is Status.REUSED for result in planned):
             return {result.node.id: result for result in planned}
-        executor = LocalExecutor()
+        executor = LocalExecutor(["fault_stages"] if server else [])
+        executor._server = server
         with store.scratch.open() as scratch:
             runner = Runner(
                 graph,
@@ -90,6 +131,8 @@ def run_steps(cache: Path, steps: Sequence[Step]) -> dict[str, StageResult]:
             return {result.node.id: result for result in scheduler.run()}
     finally:
         store.close()
+        if server is not None:
+            server.close()
 
 
 @contextmanager

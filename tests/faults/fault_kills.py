@@ -13,9 +13,8 @@ from dataclasses import replace
 from fault_engine import Step
 from fault_lab import Engine, Lab, at_step, kill_oneself, soon
 
-# Kills are spread over the duration of a whole run of these graphs, with and without other load on the machine.
-_LONGEST_DELAY_SECONDS = 0.4
-_WORKER_SECONDS = 0.12
+# About how long a worker lives.
+_WORKER_SECONDS = 0.01
 
 
 def kill_engine(lab: Lab) -> Iterator[None]:
@@ -24,21 +23,21 @@ def kill_engine(lab: Lab) -> Iterator[None]:
     They are: at a random system call; after a random delay, which also hits code between system calls; and while a
     stage hangs, whose worker must end with all its children.
     """
-    steps_of_a_run = lab.run(lab.graphs.new()).steps
+    whole = lab.run(lab.graphs.new())
     while True:
         steps = _next_graph(lab)
         moment = lab.chance.random()
         if moment < 0.4:
-            engine = lab.start(steps, at_step(lab.chance.randint(1, steps_of_a_run), kill_oneself))
+            engine = lab.start(steps, at_step(lab.chance.randint(1, whole.steps), kill_oneself))
             was_killed = engine.wait() is None
         elif moment < 0.8:
-            was_killed = _kill_after_delay(lab, lab.start(steps))
+            was_killed = _kill_after_delay(lab, lab.start(steps), whole.seconds)
         else:
             steps[-1] = replace(steps[-1], work="misbehave", number=lab.graphs.fresh())
             with lab.asking_for(lab.chance.choice(["hang with children", "hang holding the lock"])) as begun:
                 engine = lab.start(steps)
                 assert soon(begun.exists)
-                was_killed = _kill_after_delay(lab, engine)
+                was_killed = _kill_after_delay(lab, engine, whole.seconds)
         lab.check(steps)
         if was_killed:
             yield
@@ -63,10 +62,11 @@ def kill_worker(lab: Lab) -> Iterator[None]:
 
 def kill_both(lab: Lab) -> Iterator[None]:
     """Kill the engine and all its workers, in random order."""
+    whole = lab.run(lab.graphs.new())
     while True:
         steps = _next_graph(lab)
         engine = lab.start(steps)
-        _pass_time(lab.chance, _LONGEST_DELAY_SECONDS)
+        _pass_time(lab.chance, whole.seconds)
         workers = engine.workers()
         victims = [*workers, engine.pid]
         lab.chance.shuffle(victims)
@@ -81,12 +81,13 @@ def kill_both(lab: Lab) -> Iterator[None]:
 
 def kill_one_of_many(lab: Lab) -> Iterator[None]:
     """Kill one of several engines with overlapping graphs. The others must not be affected."""
+    run = lab.run(lab.graphs.new())
     while True:
         whole = _next_graph(lab)
         parts = [lab.graphs.part_of(whole) for _ in range(lab.chance.randint(2, 3))]
         engines = [lab.start(part) for part in parts]
         victim = lab.chance.randrange(len(engines))
-        _pass_time(lab.chance, _LONGEST_DELAY_SECONDS)
+        _pass_time(lab.chance, run.seconds)
         engines[victim].kill()
         answers = [engine.wait() for engine in engines]
         was_killed = answers.pop(victim) is None
@@ -100,8 +101,8 @@ def kill_one_of_many(lab: Lab) -> Iterator[None]:
             yield
 
 
-def _kill_after_delay(lab: Lab, engine: Engine) -> bool:
-    _pass_time(lab.chance, _LONGEST_DELAY_SECONDS)
+def _kill_after_delay(lab: Lab, engine: Engine, longest_seconds: float) -> bool:
+    _pass_time(lab.chance, longest_seconds)
     engine.kill()
     return engine.wait() is None
 

@@ -12,16 +12,19 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from fault_engine import Step, run_steps
+from fault_engine import Step, forked_server, run_steps
 from fault_graph import Graphs, expected
 
+import winml_dag.store.index  # noqa: F401 - each engine would import it
 from winml_dag.errors import WinmlDagError
 from winml_dag.store.blobs import BlobDamaged
 from winml_dag.store.store import Store
@@ -43,14 +46,17 @@ class Impossible(Exception):
 class Told:
     """The report of an engine: by node its status, error message and key.
 
-    ``refused`` is the error of an engine that could not start, ``steps`` the number of its system calls.
+    ``refused`` is the error of an engine that could not start, ``crash`` the traceback of any other error, ``steps``
+    the number of its system calls, ``seconds`` how long it ran.
     """
 
     status: dict[str, str]
     errors: dict[str, str]
     keys: dict[str, str]
     refused: str = ""
+    crash: str = ""
     steps: int = 0
+    seconds: float = 0.0
 
     @property
     def done(self) -> bool:
@@ -79,9 +85,9 @@ class Engine:
         if self._code == -signal.SIGKILL:
             return None
         assert self._code == 0, f"The engine ended with {self._code}."
-        answer: dict[str, Any] = json.loads(self._answer.read_text())
-        assert "crash" not in answer, f"The engine raised an error that is not its own:\n{answer['crash']}"
-        return Told(**answer)
+        told = Told(**json.loads(self._answer.read_text()))
+        assert not told.crash, f"The engine raised an error that is not its own:\n{told.crash}"
+        return told
 
     def has_ended(self) -> bool:
         if self._code is None and (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
@@ -93,12 +99,19 @@ class Engine:
             os.kill(self.pid, signal.SIGKILL)
 
     def workers(self) -> list[int]:
-        """Return its current children."""
-        try:
-            lists = [path.read_text() for path in Path(f"/proc/{self.pid}/task").glob("*/children")]
-        except OSError:
-            return []
-        return [int(pid) for text in lists for pid in text.split()]
+        """Return its current workers: its child, the server, has a child for each that is the worker's parent."""
+        found = [self.pid]
+        for _ in range(3):
+            found = [child for pid in found for child in _children(pid)]
+        return found
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        lists = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    except OSError:
+        return []
+    return [int(child) for text in lists for child in text.split()]
 
 
 class Lab:
@@ -192,11 +205,12 @@ class Lab:
 
 def at_step(number: int, happens: Callable[[], None]) -> Callable[[], None]:
     """Return a function for ``before`` that calls *happens* at the engine's system call *number*."""
+    return partial(sys.addaudithook, _Counting(number, happens))
 
-    def before() -> None:
-        sys.addaudithook(_Counting(number, happens))
 
-    return before
+def at_change(number: int, happens: Callable[[], None]) -> None:
+    """Call *happens* at system call *number* of this process, of those that may change a file."""
+    sys.addaudithook(_Counting(number, happens, of_changes=True))
 
 
 def kill_oneself() -> None:
@@ -209,18 +223,25 @@ def soon(happened: Callable[[], bool], seconds: float = 30.0) -> bool:
 
 
 class _Counting:
-    """Counts the system calls of this process, across its threads."""
+    """Counts the system calls of this process, across its threads; *of_changes*: only those that may change a file."""
 
-    def __init__(self, number: int, happens: Callable[[], None]) -> None:
+    def __init__(self, number: int, happens: Callable[[], None], *, of_changes: bool = False) -> None:
         self._number = number
         self._happens = happens
+        self._of_changes = of_changes
         self.steps = 0
 
-    def __call__(self, event: str, arguments: tuple[object, ...]) -> None:  # noqa: ARG002
-        if event.startswith(_STEPS_OF_THE_SYSTEM):
+    def __call__(self, event: str, arguments: tuple[object, ...]) -> None:
+        if event.startswith(_STEPS_OF_THE_SYSTEM) and not (self._of_changes and _only_reads(event, arguments)):
             self.steps += 1
             if self.steps == self._number:
                 self._happens()
+
+
+def _only_reads(event: str, arguments: tuple[object, ...]) -> bool:
+    if event == "open":
+        return isinstance(arguments[2], int) and not arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+    return event in ("os.listdir", "os.scandir")
 
 
 def _be_engine(cache: Path, steps: Sequence[Step], answer: Path, before: Callable[[], None] | None) -> NoReturn:
@@ -229,23 +250,26 @@ def _be_engine(cache: Path, steps: Sequence[Step], answer: Path, before: Callabl
         with open(answer.with_suffix(".log"), "wb", buffering=0) as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
+        # Before anything counts system calls.
+        server = forked_server()
         counting = _Counting(0, lambda: None)
         sys.addaudithook(counting)
         if before is not None:
             before()
+        began, told = time.monotonic(), Told({}, {}, {})
         try:
-            results = run_steps(cache, steps)
-            told: dict[str, object] = {
-                "status": {name: str(result.status) for name, result in results.items()},
-                "errors": {name: f"{result.error} {result.advice}" for name, result in results.items() if result.error},
-                "keys": {name: result.cache_key for name, result in results.items()},
-                "steps": counting.steps,
-            }
+            results = run_steps(cache, steps, server)
+            told = Told(
+                {name: str(result.status) for name, result in results.items()},
+                {name: f"{result.error} {result.advice}" for name, result in results.items() if result.error},
+                {name: result.cache_key for name, result in results.items()},
+            )
         except WinmlDagError as error:
-            told = {"status": {}, "errors": {}, "keys": {}, "refused": str(error), "steps": counting.steps}
+            told = replace(told, refused=f"{error} {error.advice}")
         except BaseException:
-            told = {"crash": traceback.format_exc()}
-        answer.write_text(json.dumps(told))
+            told = replace(told, crash=traceback.format_exc())
+        told = replace(told, steps=counting.steps, seconds=time.monotonic() - began)
+        answer.write_text(json.dumps(asdict(told)))
         os._exit(0)
     finally:
         os._exit(1)

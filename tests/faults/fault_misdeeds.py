@@ -23,7 +23,7 @@ _ERRORS = {
     "put out a link": "is a link",
 }
 _TOUCH_THE_SOURCE = {"edit the source"}
-_LIMIT_SECONDS = 1.5
+_LIMIT_SECONDS = 0.4
 _LARGEST_LOG = 16 << 20
 
 

@@ -20,7 +20,7 @@ from winml_dag.engine.stage import Workspace
 
 @dataclass(frozen=True)
 class Fields:
-    """``path``: an external pipe or file by which a stage reports to a test."""
+    """``path``: a pipe or file outside, by which a stage reports to a test."""
 
     path: str = ""
     number: int = 0
@@ -35,13 +35,6 @@ def write(config: Config, workspace: Workspace) -> JsonObject:
     texts = [path.read_text() for slot in sorted(workspace.inputs) for path in workspace.inputs[slot].glob("*.txt")]
     (workspace.outputs["out"] / "text.txt").write_text(f"{config.fault.number}({','.join(texts)})")
     return {}
-
-
-def count(config: Config, workspace: Workspace) -> JsonObject:
-    """Append one line to an external file per run."""
-    with open(config.fault.path, "a") as ledger:
-        ledger.write(f"{config.fault.number}\n")
-    return write(config, workspace)
 
 
 def derive(config: Config, workspace: Workspace) -> JsonObject:
@@ -95,12 +88,6 @@ def wait_at_gate(config: Config, workspace: Workspace) -> JsonObject:
     return write(config, workspace)
 
 
-def leave_children(config: Config, workspace: Workspace) -> JsonObject:
-    child = subprocess.Popen(["sleep", "3600"])
-    write(config, workspace)
-    return {"child": child.pid}
-
-
 def flood(config: Config, workspace: Workspace) -> JsonObject:
     """Print as native libraries do: bypassing Python, and into the buffer of C."""
     for _ in range(config.fault.number):
@@ -108,13 +95,6 @@ def flood(config: Config, workspace: Workspace) -> JsonObject:
         os.write(2, b"to stderr\n" * 10_000)
     ctypes.CDLL(None).puts(b"last words in C's buffer")
     return write(config, workspace)
-
-
-def answer_nonsense(config: Config, workspace: Workspace) -> JsonObject:
-    """Write the text of the file at ``path`` instead of the result."""
-    write(config, workspace)
-    Path("../result.json").write_text(Path(config.fault.path).read_text())
-    os._exit(0)
 
 
 def crash(config: Config, workspace: Workspace) -> JsonObject:
@@ -184,7 +164,7 @@ def _scribble(config: Config, workspace: Workspace) -> None:  # noqa: ARG001
         (folder / "junk").write_text("junk")
 
 
-def _answer_nonsense(config: Config, workspace: Workspace) -> None:  # noqa: ARG001
+def answer_nonsense(config: Config, workspace: Workspace) -> JsonObject:  # noqa: ARG001
     Path("../result.json").write_text('{"metrics": ')
     os._exit(0)
 
@@ -207,7 +187,7 @@ MISDEEDS: dict[str, Callable[[Config, Workspace], object]] = {
     "flood the log": _flood,
     "edit the source": _edit_the_source,
     "scribble": _scribble,
-    "answer nonsense": _answer_nonsense,
+    "answer nonsense": answer_nonsense,
     "remove everything": _remove_everything,
     "put out a link": _put_out_a_link,
 }

@@ -14,7 +14,7 @@ from winml_dag.store.store import Store
 
 # Kills differ only in their moment; each fault of the other kinds picks one of several actions.
 KILLS = {kind: faults for kind, faults in share_out(20).items() if kind.startswith("kill-")}
-FAULTS = {**share_out(50), **KILLS, "attacks": 100}
+FAULTS = {**share_out(50), **KILLS, "attacks": 40}
 SEED = 1
 
 

@@ -1,4 +1,6 @@
-"""A sweep that is killed or interrupted at any moment: the next run continues from there, and nothing runs twice."""
+"""Builds and sweeps that are killed or interrupted at any moment: the next run continues from there, and nothing runs
+twice.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,11 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 from memory_executor import MemoryExecutor
-from onnx import TensorProto, helper, numpy_helper
 
+from winml_dag.api import build_onnx_model
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Node, Workspace, read_config
 from winml_dag.engine.worker import load
@@ -38,6 +39,11 @@ CELLS = ("one/fp32", "one/fp16", "two/fp32", "two/fp16")
 pytestmark = pytest.mark.slow
 
 
+# One value for each model, so that they differ.
+MODEL = """<ir_version: 10, opset_import: ["": 21]> small (float[1, 4] x) => (float[1, 4] y)
+<float[4] weights = {%d, 1, 2, 3}> { product = Mul(x, weights) y = Relu(product) }"""
+
+
 @pytest.fixture(autouse=True)
 def _scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stages write temporary files to the current folder, which is normally a scratch folder."""
@@ -48,14 +54,61 @@ def _scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     for place, name in enumerate(("one", "two")):
-        tensors = [helper.make_tensor_value_info(tensor, TensorProto.FLOAT, [1, 4]) for tensor in ("x", "y")]
-        weights = numpy_helper.from_array(np.full((4, 4), place, np.float32), "w")
-        nodes = [helper.make_node("MatMul", ["x", "w"], ["y"], name="m")]
-        graph = helper.make_graph(nodes, "small", tensors[:1], tensors[1:], [weights])
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-        onnx.save(model, folder / f"{name}.onnx")
+        onnx.save(onnx.parser.parse_model(MODEL % place), folder / f"{name}.onnx")
     (folder / "sweep.yaml").write_text(SWEEP, encoding="utf-8")
     return folder
+
+
+def is_of_one_piece(out: Path) -> bool:
+    """Return whether the folder has exactly the files in the manifest."""
+    manifest = read_manifest(out)
+    assert manifest is not None
+    digests = {path.name: digest_file(path) for path in out.iterdir()}
+    del digests["build_manifest.json"], digests["winml_build_config.json"]
+    return digests == {file.name: file.digest for file in manifest.files}
+
+
+def build(models: Path, out: Path, *, optimize: bool) -> None:
+    build_onnx_model(models / "one.onnx", out, optimize=optimize, cache_dir=models / "cache")
+
+
+def build_killed_at(models: Path, out: Path, at: int) -> bool:
+    """Build in a fork that is killed before it moves file number *at* in the output folder."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == KILLED
+    moves = 0
+
+    def at_move(event: str, arguments: tuple[object, ...]) -> None:
+        nonlocal moves
+        # Inside an open folder, its descriptor is the last argument, and names are relative.
+        if event == "os.rename" and (str(out) in str(arguments[1]) or arguments[3] != -1):
+            moves += 1
+            if moves > at:
+                os._exit(KILLED)
+
+    sys.addaudithook(at_move)
+    try:
+        build(models, out, optimize=True)
+    finally:
+        os._exit(0)
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_the_next_build_takes_over_the_folder_of_one_that_was_killed(
+    models: Path, tmp_path: Path, is_same: bool
+) -> None:
+    for optimize in (True, False):  # so that everything is in the cache
+        build(models, tmp_path / f"known{optimize}", optimize=optimize)
+    at, killed = 0, True
+    while killed:
+        out = tmp_path / f"out{at}"
+        killed = build_killed_at(models, out, at)
+        build(models, out, optimize=is_same)
+        assert is_of_one_piece(out)
+        assert (out / "optimized.onnx").exists() == is_same
+        at += 1
+    assert at > 4
 
 
 def work(node: Node, workspace: Workspace) -> JsonObject:
@@ -107,15 +160,6 @@ def records(folder: Path) -> set[str]:
 
 def ran(sweep: SweepResult) -> list[str]:
     return [stage.cache_key or "" for cell in sweep.cells for stage in cell.stages if stage.status == "ran"]
-
-
-def is_of_one_piece(out: Path) -> bool:
-    """Return whether the folder has exactly the files in the manifest."""
-    manifest = read_manifest(out)
-    assert manifest is not None
-    digests = {path.name: digest_file(path) for path in out.iterdir()}
-    del digests["build_manifest.json"], digests["winml_build_config.json"]
-    return digests == {file.name: file.digest for file in manifest.files}
 
 
 def test_a_killed_sweep_goes_on_and_runs_nothing_twice(
