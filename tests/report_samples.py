@@ -275,36 +275,23 @@ def _failed(row: Row, said: str = "") -> Row:
         *(f"[compile] node {number}: op validated" for number in range(17)),
         said or "QNN_GRAPH_ERROR 0x1786: tensor rank 6",
     )
-    last = StageRun(
+    before = row.stages[4]
+    started = round((before.started_seconds or 0) + before.elapsed_seconds, 2)
+    last = StageRun("compile", "compile", "failed", "never built before", "ab" * 32, 4.2, None, started)
+    failure = Failure(
         "compile",
-        "compile",
-        "failed",
-        "never built before",
-        "ab" * 32,
-        4.2,
-        None,
-        round((row.stages[4].started_seconds or 0) + row.stages[4].elapsed_seconds, 2),
+        "QNN's compiler gave up: the graph has a tensor of rank 6" + said,
+        "Exclude the node with quant.nodes_to_exclude, or take another opset.",
+        "/cache/failures/1f3a.log",
+        tail,
     )
-    return Row(
-        row.name,
-        row.values,
-        row.model,
-        row.precision,
-        row.ep,
-        row.device,
-        CellStatus.FAILED,
+    return replace(
+        _without(row, CellStatus.FAILED, ""),
         reached="quantize",
         stages=(*row.stages[:5], last),
-        failure=Failure(
-            "compile",
-            "QNN's compiler gave up: the graph has a tensor of rank 6" + said,
-            "Exclude the node with quant.nodes_to_exclude, or take another opset.",
-            "/cache/failures/1f3a.log",
-            tail,
-        ),
+        failure=failure,
         seconds=31.0,
         saved_seconds=22.0,
-        command=row.command,
         folder=row.folder,
     )
 
@@ -326,18 +313,10 @@ def _goals() -> tuple[GoalResult, ...]:
             bounds,
             "bert-base/w8a16/npu",
             (
-                Candidate("bert-base/w8a16/npu", {"latency": 7.89, "cosine": 0.9956, "accuracy_drop": 0.0022}),
-                Candidate("bert-base/fp16/npu", {"latency": 15.785, "cosine": 0.9985, "accuracy_drop": 0.0008}),
-                Candidate(
-                    "bert-base/w8a8/npu",
-                    {"latency": 6.03, "cosine": 0.9697, "accuracy_drop": 0.0152},
-                    "cosine 0.9697 is below 0.99",
-                ),
-                Candidate(
-                    "bert-base/w4a16/npu",
-                    {"latency": None, "cosine": 0.985, "accuracy_drop": 0.0075},
-                    "latency was not measured",
-                ),
+                _candidate("bert-base/w8a16/npu", 7.89, 0.9956, 0.0022),
+                _candidate("bert-base/fp16/npu", 15.785, 0.9985, 0.0008),
+                _candidate("bert-base/w8a8/npu", 6.03, 0.9697, 0.0152, "cosine 0.9697 is below 0.99"),
+                _candidate("bert-base/w4a16/npu", None, 0.985, 0.0075, "latency was not measured"),
             ),
             folder="out/autumn/best/bert-base-npu",
             search=SearchResult(
@@ -356,7 +335,7 @@ def _goals() -> tuple[GoalResult, ...]:
             "latency",
             bounds,
             "resnet-50/w8a16/npu",
-            (Candidate("resnet-50/w8a16/npu", {"latency": 3.56, "cosine": 0.9958, "accuracy_drop": 0.0021}),),
+            (_candidate("resnet-50/w8a16/npu", 3.56, 0.9958, 0.0021),),
             folder="out/autumn/best/resnet-50-npu",
             why="measured on an emulator, which says nothing about a real device: latency",
             search=SearchResult("", "", 0, {}, why="no cell misses only a bound on quality"),
@@ -370,6 +349,10 @@ def _goals() -> tuple[GoalResult, ...]:
             why="no build meets cosine >=0.99; the nearest is clip-text/w4a16/npu with 0.985",
         ),
     )
+
+
+def _candidate(cell: str, latency: float | None, cosine: float, drop: float, why: str = "") -> Candidate:
+    return Candidate(cell, {"latency": latency, "cosine": cosine, "accuracy_drop": drop}, why)
 
 
 def _compared(row: Row, fate: Fate, changes: tuple[Change, ...] = (), why: str = "") -> Compared:

@@ -1,4 +1,4 @@
-"""Headless Chromium, one per module, with the report's pages opened from disk.
+"""Headless Chromium, one for all tests of the folder, with the report's pages opened from disk.
 
 A test fails if its page logs an error to the console, throws, or requests anything but its own file.
 """
@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import unittest
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import report_samples as samples
-from browser_pages import Open, Pages
 from chromium import chromium
 
 from winml_dag.report.page import html_of
@@ -32,7 +32,8 @@ _FLAGS = (
 
 
 @pytest.fixture(scope="session")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> Pages:
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the files to open; ``small`` is a report with everything it may contain."""
     folder = tmp_path_factory.mktemp("pages")
     small = samples.small_report()
     written = {
@@ -44,10 +45,10 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Pages:
     }
     for name, text in written.items():
         (folder / f"{name}.html").write_text(text, encoding="utf-8")
-    return Pages(folder)
+    return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     found = chromium()
     if found is None:
@@ -62,16 +63,16 @@ def browser() -> Iterator[Browser]:
         started.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def window(browser: Browser) -> Iterator[Page]:
-    """One window for all tests of a module: creating another costs as much as a test."""
+    """One window for all tests: creating another costs as much as a test."""
     page = browser.new_page()
     yield page
     page.close()
 
 
 @pytest.fixture
-def opened(window: Page, pages: Pages) -> Iterator[Open]:
+def opened(window: Page, pages: Path) -> Iterator[Callable[..., Page]]:
     """Opens a page by name, at a fragment, with a window width and light or dark theme."""
     wrong: list[str] = []
     allowed = ["about:blank"]
@@ -84,11 +85,12 @@ def opened(window: Page, pages: Pages) -> Iterator[Open]:
         window.on(event, listener)
 
     def open_(name: str, at: str = "", *, width: int = 1400, scheme: str = "light") -> Page:
-        allowed.append(pages.address(name))
+        address = (pages / f"{name}.html").as_uri()
+        allowed.append(address)
         window.goto("about:blank")
         window.set_viewport_size({"width": width, "height": 900})
         window.emulate_media(color_scheme=scheme, media="screen")
-        window.goto(pages.address(name) + at)
+        window.goto(address + at)
         return window
 
     yield open_

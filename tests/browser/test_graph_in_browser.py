@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -37,21 +36,13 @@ SMALL = sweep_view(3, 2)
 HOSTILE = GraphView((EVIL,), (Box(EVIL, EVIL, "failed", (0,), EVIL, error=EVIL),), (), (EVIL,))
 
 
-@dataclass(frozen=True)
-class Pages:
-    folder: Path
-
-    def address(self, name: str) -> str:
-        return (self.folder / f"{name}.html").as_uri()
-
-
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> Pages:
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("graphs")
     for name, view in (("small", SMALL), ("large", sweep_view(60, 11)), ("hostile", HOSTILE)):
         text = graph_html(view, f"Graph of {EVIL if view is HOSTILE else name}", "Planned today.")
         (folder / f"{name}.html").write_text(text, encoding="ascii")
-    return Pages(folder)
+    return folder
 
 
 def box(page, step: str, cells: str):
@@ -68,7 +59,7 @@ def focused(page) -> str:
     return page.evaluate("document.activeElement.getAttribute('aria-label')")
 
 
-def test_every_stage_is_drawn_once_and_says_how_many_share_it(opened) -> None:
+def test_every_stage_is_drawn_once_and_tells_all_of_itself(opened) -> None:
     page = opened("small")
     assert page.locator(".box").count() == len(SMALL.boxes)
     assert page.locator(".box.reused").count() == 3
@@ -81,9 +72,7 @@ def test_every_stage_is_drawn_once_and_says_how_many_share_it(opened) -> None:
         page.inner_text("#summary")
     )
 
-
-def test_pointing_at_a_stage_tells_all_of_it(opened) -> None:
-    page = opened("small")
+    # Pointing at a stage tells all of it.
     box(page, "export", "model1").hover()
     told = page.inner_text("#details")
     for text in ("export", "reused, shared by 2 builds", "up to date", "1 min 11 s", "ab" * 32, "model1/w0\nmodel1/w1"):
@@ -94,7 +83,7 @@ def test_pointing_at_a_stage_tells_all_of_it(opened) -> None:
     assert "quant.samples: 5 -> 6" in told
 
 
-def test_searching_a_build_lights_up_its_stages_and_searching_a_stage_its_path(opened) -> None:
+def test_a_search_a_click_and_the_legend_light_up_what_they_are_about(opened) -> None:
     page = opened("small")
     page.fill("#search", "model1/w0")
     assert page.inner_text("#found") == "4 stages in 1 build"
@@ -109,9 +98,7 @@ def test_searching_a_build_lights_up_its_stages_and_searching_a_stage_its_path(o
     assert page.locator(".picked").count() == 0
     assert page.input_value("#search") == ""
 
-
-def test_a_click_lights_up_the_path_and_one_beside_puts_it_out(opened) -> None:
-    page = opened("small")
+    # A click lights up the path, and one beside puts it out.
     box(page, "validate", "model0/w1").click()
     assert page.locator(".box.on").count() == 5
     box(page, "export", "model2").hover()
@@ -119,9 +106,7 @@ def test_a_click_lights_up_the_path_and_one_beside_puts_it_out(opened) -> None:
     page.locator("#drawing").click(position={"x": 5, "y": 5})
     assert page.locator(".box.on").count() == 0
 
-
-def test_the_legend_lights_up_what_it_names(opened) -> None:
-    page = opened("small")
+    # The legend lights up what it names.
     button = page.locator("#legend button", has_text="3 shared by several builds")
     button.click()
     assert button.get_attribute("aria-pressed") == "true"

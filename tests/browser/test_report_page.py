@@ -46,7 +46,7 @@ def test_the_answer_comes_first(opened) -> None:
     assert re.search(r"SAVED BY REUSE\s+40 min 12 s", totals.upper().replace("MIN", "min").replace(" S", " s"))
 
 
-def test_a_click_sorts_and_the_next_one_turns_around_with_what_is_missing_last(opened) -> None:
+def test_a_click_or_a_key_sorts_and_the_next_one_turns_around_with_what_is_missing_last(opened) -> None:
     page = opened("small")
     values = {
         "size": lambda row: row.size and row.size.model,
@@ -65,9 +65,7 @@ def test_a_click_sorts_and_the_next_one_turns_around_with_what_is_missing_last(o
             assert [told[name] for name in shown[: len(known)]] == expected
             assert shown[len(known) :] == missing
 
-
-def test_sorting_needs_no_pointer_and_one_column_says_that_it_is_sorted(opened) -> None:
-    page = opened("small")
+    # Without a pointer. One column says that it is sorted.
     heading(page, "cosine").locator("button").focus()
     page.keyboard.press("Enter")
     assert heading(page, "cosine").get_attribute("aria-sort") == "descending"
@@ -92,16 +90,13 @@ def test_words_and_choices_filter_together_and_are_cleared(opened) -> None:
     find.fill("nothing has this in it")
     assert names(page) == []
 
-
-def test_words_find_what_is_in_hidden_columns_too(opened) -> None:
-    page = opened("small")
-    page.get_by_label("Find").fill("rank 6")
+    page.get_by_role("button", name="Clear").click()
+    # In hidden columns too.
+    find.fill("rank 6")
     assert names(page) == [FAILED]
 
-
-def test_a_filter_and_an_order_outlive_each_other(opened) -> None:
-    page = opened("small")
-    page.get_by_label("Find").fill("resnet")
+    # A filter and an order outlive each other.
+    find.fill("resnet")
     heading(page, "size").locator("button").click()
     assert names(page)[0].startswith("resnet-50/w4a16")
     assert {name.split("/")[0] for name in names(page)} == {"resnet-50"}
@@ -134,10 +129,7 @@ def test_every_place_of_the_heat_map_says_something(opened) -> None:
     told = page.locator("#heat tbody tr", has_text="bert-base").locator("td").first.inner_text()
     assert told == size_text(by_size(next(row for row in SMALL.rows if row.name == "bert-base/fp32/cpu")))
 
-
-def test_the_best_of_a_row_has_the_strongest_colour_and_the_winner_a_star(opened) -> None:
-    page = opened("small")
-    choose(page, "heat", "Show", "size")
+    # The best of a row has the strongest colour, and the winner a star.
     cells = page.locator("#heat tbody tr", has_text="resnet-50").locator("td")
     steps = {cells.nth(place).inner_text(): cells.nth(place).get_attribute("class") for place in range(cells.count())}
     assert steps["97.3 MiB"] == "step-0"
@@ -210,17 +202,13 @@ def test_the_page_of_a_build_tells_how_it_came_about(opened) -> None:
     assert all(one["x"] + one["width"] <= other["x"] + 1 for one, other in itertools.pairwise(ran))
 
 
-def test_what_was_not_measured_says_why(opened) -> None:
+def test_what_was_not_measured_says_why_and_the_command_is_copied(opened) -> None:
     page = opened("small", at_cell("clip-text/fp32/cpu"))
     assert "eval has no data for feature-extraction: set eval.dataset." in page.inner_text("#cell")
-
-
-def test_the_command_is_copied(opened) -> None:
-    page = opened("small", at_cell(W8A16))
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.get_by_role("button", name="Copy").click()
     page.get_by_role("button", name="Copied").wait_for()
-    command = next(row.command for row in SMALL.rows if row.name == W8A16)
+    command = next(row.command for row in SMALL.rows if row.name == "clip-text/fp32/cpu")
     assert page.evaluate("navigator.clipboard.readText()") == command
 
 
@@ -265,15 +253,6 @@ def test_what_an_emulator_took_is_compared_with_nothing(opened) -> None:
     assert not [label for label in labels_of(plot.locator("a.mark")) if "npu" in label]
 
 
-def test_a_trial_that_won_stands_for_its_build(opened) -> None:
-    page = opened("small")
-    cell = page.locator("#heat tbody td", has_text="keep-6")
-    assert "winner" in cell.inner_text()
-    assert cell.inner_text().endswith("+1")
-    cell.locator("a").click()
-    assert "bert-base/w8a8/npu" in page.locator("#cell .facts").first.get_by_role("link").all_inner_texts()
-
-
 def test_a_point_is_reached_by_arrows_and_leads_to_its_build(opened) -> None:
     page = opened("small")
     plot = page.locator("figure[data-measure=size]")
@@ -283,6 +262,15 @@ def test_a_point_is_reached_by_arrows_and_leads_to_its_build(opened) -> None:
     name = page.locator("#tooltip strong").inner_text()
     page.keyboard.press("Enter")
     assert page.locator("#cell-title").inner_text() == name
+
+
+def test_a_trial_that_won_stands_for_its_build(opened) -> None:
+    page = opened("small")
+    cell = page.locator("#heat tbody td", has_text="keep-6")
+    assert "winner" in cell.inner_text()
+    assert cell.inner_text().endswith("+1")
+    cell.locator("a").click()
+    assert "bert-base/w8a8/npu" in page.locator("#cell .facts").first.get_by_role("link").all_inner_texts()
 
 
 def test_goals_tell_the_winner_and_what_ruled_out_the_others(opened) -> None:

@@ -7,12 +7,14 @@ import pytest
 # All pairs of text and background with a contrast below 4.5; of a hatched background the worse colour counts.
 _TOO_WEAK = """() => {
     const brush = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
-    const rgb = (colour) => {
+    const known = new Map();
+    const drawn = (colour) => {
         brush.clearRect(0, 0, 1, 1);
         brush.fillStyle = colour;
         brush.fillRect(0, 0, 1, 1);
         return [...brush.getImageData(0, 0, 1, 1).data];
     };
+    const rgb = (colour) => known.get(colour) ?? known.set(colour, drawn(colour)).get(colour);
     const linear = (one) => one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4;
     const light = (colour) => {
         const [r, g, b] = rgb(colour).map((one) => linear(one / 255));
@@ -49,12 +51,12 @@ _TOO_WEAK = """() => {
 _WIDER_THAN_WINDOW = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
 
 
-@pytest.mark.parametrize("at", ["", "#cell/clip-text%2Fw8a8%2Fnpu", "#cell/bert-base%2Fw8a8%2Fnpu"])
-def test_all_text_has_contrast_in_light_and_dark(opened, at: str) -> None:
-    page = opened("compared", at)
-    for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)
-        assert page.evaluate(_TOO_WEAK) == {}
+def test_all_text_has_contrast_in_light_and_dark(opened) -> None:
+    for at in ("", "#cell/clip-text%2Fw8a8%2Fnpu", "#cell/bert-base%2Fw8a8%2Fnpu"):
+        page = opened("compared", at)
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            assert page.evaluate(_TOO_WEAK) == {}
 
 
 def test_the_system_chooses_light_or_dark_and_the_switch_overrules_it(opened) -> None:
@@ -141,7 +143,7 @@ def test_odd_names_have_addresses(opened) -> None:
 
 def test_the_policy_stops_what_would_run_or_connect(browser, pages) -> None:
     page = browser.new_page()
-    page.goto(pages.address("small"))
+    page.goto((pages / "small.html").as_uri())
     page.evaluate("""() => {
         window.stopped = [];
         document.addEventListener("securitypolicyviolation", (event) => window.stopped.push(event.effectiveDirective));

@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 _SITE = Path(next(path for path in sys.path if path.endswith("site-packages")))
 # For every process of a worker that has the variable. The import is the first action of the stage's work, when its
 # process already watches its worker.
-_HOOK = """
+HOOK = """
 import os, sys
 
 class Hang:
@@ -176,8 +176,3 @@ class Lab:
             "PYTHONPATH": os.pathsep.join(paths),
             **more,
         }
-
-
-def write_hook(folder: Path) -> None:
-    (folder / "hook").mkdir()
-    (folder / "hook" / "sitecustomize.py").write_text(_HOOK, encoding="utf-8")

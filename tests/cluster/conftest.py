@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster_lab import Lab, environment, write_hook
+from cluster_lab import HOOK, Lab, environment
 
 HERE = Path(__file__).parent
 
@@ -23,7 +23,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     pytest.importorskip("distributed")
     folder = tmp_path_factory.mktemp("cluster")
-    write_hook(folder)
+    (folder / "hook").mkdir()
+    (folder / "hook" / "sitecustomize.py").write_text(HOOK, encoding="utf-8")
     without = environment(folder / "without-qnn", without="onnxruntime_qnn")
     lab = Lab(folder, without)
     try:

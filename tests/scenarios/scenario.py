@@ -25,6 +25,12 @@ def with_status(told: dict[str, Any], status: str, by: str = "stage") -> list[st
     return [stage[by] for stage in stages if stage["status"] == status]
 
 
+def ran_in_cells(told: dict[str, Any]) -> dict[str, list[str]]:
+    """Return the stages that ran of a sweep, by cell, for those cells that it was asked for and that ran any."""
+    stages = {cell["name"]: with_status(cell, "ran") for cell in told["cells"] if cell["name"] in told["asked"]}
+    return {name: ran for name, ran in stages.items() if ran}
+
+
 @dataclass(frozen=True)
 class Result:
     """The output of one build or plan."""

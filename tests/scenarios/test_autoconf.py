@@ -6,66 +6,30 @@ A table of the test describes the target: a CPU on which Gelu runs but Erf does 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import onnx
 import pytest
 from oneprocess import OneProcess
 from onnx_samples import perceptron
+from scenario import Folder
 from support_samples import with_gelu, write_table
+from user_project import UserResult
 
 
-@dataclass
-class Said:
-    """The result of one command: its exit code, the object on stdout, and its messages to people."""
-
-    code: int
-    value: dict[str, Any]
-    told: str
-
-    @property
-    def stages(self) -> dict[str, dict[str, Any]]:
-        return {stage["id"]: stage for stage in self.value["builds"][0]["stages"]}
-
-    def with_status(self, status: str) -> list[str]:
-        return [name for name, stage in self.stages.items() if stage["status"] == status]
-
-
-class Folder:
+class Tables(Folder):
     """A folder with models, a cache and support tables, and the command line in it."""
 
-    def __init__(self, folder: Path, commands: OneProcess | None) -> None:
-        self.folder = folder
-        self._commands = commands
+    def environment(self) -> dict[str, str]:
+        return {**super().environment(), "WINML_DAG_SUPPORT_DIR": str(self.folder / "tables")}
 
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        environment = {
-            **os.environ,
-            "WINML_DAG_CACHE_DIR": str(self.folder / "cache"),
-            "WINML_DAG_SUPPORT_DIR": str(self.folder / "tables"),
-        }
-        if self._commands is not None:
-            said = self._commands.run(arguments, self.folder, environment)
-            return subprocess.CompletedProcess(arguments, said.code, said.out, said.messages)
-        command = [sys.executable, "-m", "winml_dag", *arguments]
-        return subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False)
-
-    def says(self, *arguments: str) -> Said:
+    def result(self, *arguments: str) -> UserResult:
         done = self.run(*arguments, "--format", "json")
-        return Said(done.returncode, json.loads(done.stdout), done.stderr)
-
-    def json(self, *parts: str) -> dict[str, Any]:
-        value: dict[str, Any] = json.loads(self.folder.joinpath(*parts).read_text(encoding="utf-8"))
-        return value
+        return UserResult(done.returncode, json.loads(done.stdout), done.stderr)
 
     def operators(self, *parts: str) -> set[str]:
-        model = onnx.load(self.folder.joinpath(*parts))
-        return {node.op_type for node in model.graph.node}
+        return {node.op_type for node in onnx.load(self.folder.joinpath(*parts)).graph.node}
 
 
 GELU = ("build", "-m", "gelu.onnx", "--ep", "cpu", "-p", "fp32", "-o", "gelu")
@@ -73,9 +37,9 @@ PLAIN = ("build", "-m", "plain.onnx", "--ep", "cpu", "-p", "fp32", "-o", "plain"
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None) -> Folder:
+def made(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None) -> Tables:
     """Two models, one with a GELU, and a table of all their operators: only Erf fails."""
-    folder = Folder(tmp_path_factory.mktemp("autoconf"), commands)
+    folder = Tables(tmp_path_factory.mktemp("autoconf"), commands)
     (folder.folder / "tables").mkdir()
     with_gelu(folder.folder / "gelu.onnx")
     perceptron(folder.folder / "plain.onnx")
@@ -93,14 +57,14 @@ def made(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None) 
 class Built:
     """The folder with both models built, and the output of the builds."""
 
-    folder: Folder
-    gelu: Said
-    plain: Said
+    folder: Tables
+    gelu: UserResult
+    plain: UserResult
 
 
 @pytest.fixture(scope="module")
-def built(made: Folder) -> Built:
-    return Built(made, made.says(*GELU), made.says(*PLAIN))
+def built(made: Tables) -> Built:
+    return Built(made, made.result(*GELU), made.result(*PLAIN))
 
 
 def test_what_is_discovered_is_applied_judged_again_and_told(built: Built) -> None:
@@ -125,7 +89,7 @@ def test_what_is_discovered_is_applied_judged_again_and_told(built: Built) -> No
 
 @pytest.mark.parametrize("name", ["gelu", "plain"])
 def test_a_build_from_the_settings_gives_the_same_bytes_without_a_search(built: Built, name: str) -> None:
-    said = built.folder.says("build", "-c", f"{name}/winml_build_config.json", "-o", f"{name} again")
+    said = built.folder.result("build", "-c", f"{name}/winml_build_config.json", "-o", f"{name} again")
     assert said.code == 0
     assert said.stages["analyze"]["status"] == "skipped"
     models = [(built.folder.folder / folder / "model.onnx").read_bytes() for folder in (name, f"{name} again")]
@@ -137,16 +101,16 @@ def test_an_end_of_the_search_costs_nothing_and_is_not_told_of(built: Built) -> 
     """Even if every stage has to run: a completed round does not run again."""
     line = ["optimize.0", "analyze.0", "validate", "finalize"]
     assert built.plain.with_status("ran") == line
-    assert built.folder.says(*PLAIN, "--rebuild").with_status("ran") == line
+    assert built.folder.result(*PLAIN, "--rebuild").with_status("ran") == line
     assert built.folder.json("plain", "build_manifest.json")["analyze_iterations"] == 1
     assert "analyze.3" in built.folder.run(*PLAIN, "--verbose").stdout
     assert '"optimize.3"' in built.folder.run("graph", *PLAIN[1:]).stdout
-    reproduced = built.folder.says("reproduce", "analyze", *PLAIN[1:]).value
+    reproduced = built.folder.result("reproduce", "analyze", *PLAIN[1:]).value
     assert [stage["id"] for stage in reproduced["stages"]] == ["analyze.0"]
 
 
 def test_toggling_the_search_runs_nothing_that_is_known(built: Built) -> None:
-    said = built.folder.says(*PLAIN[:-1], "without", "--no-analyze")
+    said = built.folder.result(*PLAIN[:-1], "without", "--no-analyze")
     assert said.with_status("ran") == []
     assert said.stages["analyze"]["reason"] == "--no-analyze was given"
     assert not (built.folder.folder / "without" / "analyze_result.json").exists()
@@ -157,7 +121,7 @@ def test_what_the_target_cannot_run_fails_the_build_before_anything_more_is_done
     recipe = {"model": "gelu.onnx", "ep": "cpu", "precision": "fp32", "optim": {"gelu_fusion": False}}
     (built.folder.folder / "refused.json").write_text(json.dumps(recipe))
     build = ("build", "-c", "refused.json", "-o", "refused")
-    said = built.folder.says(*build)
+    said = built.folder.result(*build)
     assert (said.code, said.with_status("failed")) == (1, ["analyze.3"])
     failed = said.stages["analyze.3"]
     assert "CPUExecutionProvider (cpu) cannot run 1 node of the model: Erf (1 node: erf; " in failed["error"]
@@ -169,16 +133,16 @@ def test_what_the_target_cannot_run_fails_the_build_before_anything_more_is_done
     assert (again.returncode, "ran in" in again.stdout) == (1, False)
     assert "error: CPUExecutionProvider (cpu) cannot run" in again.stderr
     assert f"full result of analyze: {failed['result']}" in again.stderr
-    assert built.folder.says("plan", *build[1:]).stages["analyze.3"]["error"] == failed["error"]
+    assert built.folder.result("plan", *build[1:]).stages["analyze.3"]["error"] == failed["error"]
 
-    allowed = built.folder.says(*build, "--allow-unsupported-nodes")
+    allowed = built.folder.result(*build, "--allow-unsupported-nodes")
     assert (allowed.code, allowed.with_status("ran")) == (0, ["validate", "finalize"])
     manifest = built.folder.json("refused", "build_manifest.json")
     assert manifest["analyze_unsupported_node_count"] == 1
     assert any("cannot run 1 node: Erf (1)" in notice for notice in manifest["notices"])
 
 
-def test_a_plan_tells_of_rounds_that_are_sure_to_come(made: Folder) -> None:
-    planned = made.says("plan", *GELU[1:], "--cache-dir", "new")
+def test_a_plan_tells_of_rounds_that_are_sure_to_come(made: Tables) -> None:
+    planned = made.result("plan", *GELU[1:], "--cache-dir", "new")
     assert planned.with_status("ran") == ["optimize.0", "analyze.0", "validate", "finalize"]
     assert planned.stages["validate"]["reason"] == "depends on the output of optimize.0"

@@ -1,20 +1,15 @@
-"""Goals of a sweep: the winner is in its shipping folder, and a search finds the smallest sufficient number of nodes.
-
-One small ONNX model, one cache: each test continues from the state that the previous ones left, as a user would.
-"""
+"""Goals of a sweep: the winner is in its shipping folder, and a search finds the fewest sufficient nodes."""
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-import yaml
 from oneprocess import OneProcess
-from onnx import TensorProto, helper, numpy_helper
+from onnx_samples import save
 from scenario import Project
 
 pytestmark = pytest.mark.slow
@@ -36,100 +31,63 @@ SWEEP: dict[str, Any] = {
 def chain(path: Path) -> None:
     """Save a few layers, each with some outlier weights that make it harder to quantize."""
     random = np.random.default_rng(0)
-    nodes, tensors, last = [], [], "x"
-    for place in range(LAYERS):
-        weights = random.normal(size=(WIDTH, WIDTH)) / np.sqrt(WIDTH)
-        weights[:, 0] *= 4.0**place
-        tensors.append(numpy_helper.from_array(weights.astype(np.float32), f"w{place}"))
-        nodes.append(helper.make_node("MatMul", [last, f"w{place}"], [f"y{place}"], name=f"layer{place}"))
-        nodes.append(helper.make_node("Tanh", [f"y{place}"], [f"z{place}"], name=f"tanh{place}"))
-        last = f"z{place}"
-    value = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        nodes,
-        "chain",
-        [value("x", TensorProto.FLOAT, [1, WIDTH])],
-        [value(last, TensorProto.FLOAT, [1, WIDTH])],
-        tensors,
+    weights = {f"w{place}": random.normal(size=(WIDTH, WIDTH)) / np.sqrt(WIDTH) for place in range(LAYERS)}
+    for place, values in enumerate(weights.values()):
+        values[:, 0] *= 4.0**place
+    nodes = "".join(
+        f" [layer{place}] y{place} = MatMul(z{place}, w{place}) [tanh{place}] z{place + 1} = Tanh(y{place})"
+        for place in range(LAYERS)
     )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    text = f"chain (float[1, {WIDTH}] z0) => (float[1, {WIDTH}] z{LAYERS}) {{{nodes} }}"
+    save(path, text, **{name: values.astype(np.float32) for name, values in weights.items()})
 
 
-class Sweeping:
+class Sweeping(Project):
     """A folder with a sweep, and the command line in it."""
 
-    def __init__(self, folder: Path, commands: OneProcess | None) -> None:
-        self._project = Project(folder, commands)
-        self.folder = folder
-        self.recipe = json.loads(json.dumps(SWEEP))
-        chain(folder / "chain.onnx")
+    def build_with(self, *, code: int = 0, **changes: Any) -> Any:
+        """Build the sweep with these keys, which later builds have too."""
+        sweep = {**(self.recipe if self.recipe_file.exists() else SWEEP), **changes}
+        self.save("recipe.yaml", sweep)
+        return self.told("build", "-c", "recipe.yaml", "-o", "out", code=code)
 
-    def run(self, *arguments: str, code: int = 0) -> Any:
-        done = self._project.run(*arguments, "--format", "json")
-        assert done.returncode == code, done.stderr
-        return json.loads(done.stdout)
+    @property
+    def shipped(self) -> bytes:
+        return (self.out / "best/chain/model.onnx").read_bytes()
 
-    def build(self, *, code: int = 0, **changes: Any) -> Any:
-        self.recipe |= changes
-        (self.folder / "sweep.yaml").write_text(yaml.safe_dump(self.recipe), encoding="utf-8")
-        return self.run("build", "-c", "sweep.yaml", "-o", "out", code=code)
-
-    def note(self) -> Any:
-        return json.loads((self.folder / "out/best/chain/winner.json").read_text(encoding="utf-8"))
+    def model_of(self, cell: str) -> bytes:
+        return (self.out / cell / "model.onnx").read_bytes()
 
 
-@pytest.fixture(scope="module")
-def sweeping(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None) -> Sweeping:
-    return Sweeping(tmp_path_factory.mktemp("goals"), commands)
-
-
-@pytest.fixture(scope="module")
-def everything(sweeping: Sweeping) -> Any:
-    """The sweep in which every number of nodes was tried."""
-    return sweeping.build()
-
-
-def ran(sweep: Any) -> dict[str, int]:
+def ran(sweep: Any) -> Counter[str]:
     """Return the number of stages that ran, by name."""
-    found: dict[str, int] = {}
-    for cell in sweep["cells"]:
-        for stage in cell["stages"]:
-            if stage["status"] == "ran":
-                found[stage["stage"]] = found.get(stage["stage"], 0) + 1
-    return found
+    return Counter(stage["stage"] for cell in sweep["cells"] for stage in cell["stages"] if stage["status"] == "ran")
 
 
-def cosines(sweep: Any) -> list[float]:
-    """Return the cosine of the plain cell, followed by those with one more node in float each."""
-    (goal,) = sweep["goals"]
-    by_name = {one["cell"]: one["values"]["cosine"] for one in goal["candidates"]}
-    return [by_name["chain/w8a8/cpu"], *(by_name[f"chain/w8a8/cpu+{count}in32"] for count in range(1, MOST + 1))]
+def test_goals_and_searches_over_one_sweep(tmp_path: Path, commands: OneProcess | None) -> None:
+    sweeping = Sweeping(tmp_path, commands)
+    chain(tmp_path / "chain.onnx")
 
-
-def test_trials_share_all_that_is_before_quantize(everything: Any) -> None:
-    assert {
-        name: count for name, count in ran(everything).items() if name in ("optimize", "calibrate", "quantize")
-    } == {
-        "optimize": 1,
-        "calibrate": 1,
-        "quantize": 1 + MOST,
-    }
+    # Every number of nodes is tried. The trials share all that is before quantize.
+    everything = sweeping.build_with()
+    counts = ran(everything)
+    assert (counts["optimize"], counts["calibrate"], counts["quantize"]) == (1, 1, 1 + MOST)
     trials = [cell for cell in everything["cells"] if cell["trial_of"] is not None]
     assert [cell["trial_of"] for cell in trials] == ["chain/w8a8/cpu"] * MOST
     folder = "out/chain/w8a8/cpu+1in32"
     assert trials[0]["command"] == f"winml-dag build -c {folder}/winml_build_config.json -o {folder}"
 
-
-def test_bisect_finds_what_trying_everything_finds_and_runs_nothing_for_it(sweeping: Sweeping, everything: Any) -> None:
-    found = cosines(everything)
-    # Met by some of the trials but not by the plain cell.
+    # Bisect finds what that found, and runs nothing for it.
+    (goal,) = everything["goals"]
+    by_name = {one["cell"]: one["values"]["cosine"] for one in goal["candidates"]}
+    found = [by_name["chain/w8a8/cpu"], *(by_name[f"chain/w8a8/cpu+{count}in32"] for count in range(1, MOST + 1))]
     bound = max(found)
-    assert found[0] < bound
-    done = sweeping.build(
+    assert found[0] < bound, "met by some of the trials but not by the plain cell"
+    done = sweeping.build_with(
         search={"method": "bisect", "keep": "float", "nodes_at_most": MOST},
         goal={**SWEEP["goal"], "subject_to": {"cosine": f">={bound}"}},
     )
-    assert ran(done) == {}
+    assert not ran(done)
     (goal,) = done["goals"]
     search = goal["search"]
     holds = [cosine >= bound for cosine in found]
@@ -137,51 +95,42 @@ def test_bisect_finds_what_trying_everything_finds_and_runs_nothing_for_it(sweep
     assert holds[search["fewest"]]
     assert not holds[search["fewest"] - 1]
     assert len(search["nodes"]) == search["fewest"]
-    assert goal["winner"] == search["trial"] == f"chain/w8a8/cpu+{search['fewest']}in32"
+    winner = f"chain/w8a8/cpu+{search['fewest']}in32"
+    assert goal["winner"] == search["trial"] == sweeping.json("out/best/chain/winner.json")["cell"] == winner
 
+    # The winner is put in place, and builds again from its own configuration.
+    assert sweeping.shipped == sweeping.model_of(winner)
+    settings = sweeping.json("out/best/chain/winml_build_config.json")
+    assert len(settings["quant"]["nodes_to_exclude"]) == search["fewest"]
+    again = sweeping.build(recipe="out/best/chain/winml_build_config.json", out="again")
+    assert {stage["status"] for stage in again.stages} <= {"reused", "skipped"}
+    assert (sweeping.folder / "again/model.onnx").read_bytes() == sweeping.shipped
 
-def test_the_winner_is_put_in_place_and_builds_again_from_its_own_configuration(sweeping: Sweeping) -> None:
-    best = sweeping.folder / "out/best/chain"
-    winner = sweeping.note()["cell"]
-    assert (best / "model.onnx").read_bytes() == (sweeping.folder / "out" / winner / "model.onnx").read_bytes()
-    settings = json.loads((best / "winml_build_config.json").read_text(encoding="utf-8"))
-    assert len(settings["quant"]["nodes_to_exclude"]) == int(winner.partition("+")[2].removesuffix("in32"))
-    again = sweeping.run("build", "-c", "out/best/chain/winml_build_config.json", "-o", "again")
-    assert {stage["status"] for stage in again["builds"][0]["stages"]} <= {"reused", "skipped"}
-    assert (sweeping.folder / "again/model.onnx").read_bytes() == (best / "model.onnx").read_bytes()
-
-
-def test_another_winner_takes_the_place_of_the_last(sweeping: Sweeping) -> None:
-    done = sweeping.build(goal={**SWEEP["goal"], "subject_to": {"cosine": ">=0.5"}})
-    assert ran(done) == {}
+    # Another winner takes its place.
+    done = sweeping.build_with(goal={**SWEEP["goal"], "subject_to": {"cosine": ">=0.5"}})
+    assert not ran(done)
     (goal,) = done["goals"]
-    assert goal["winner"] == "chain/w8a8/cpu" == sweeping.note()["cell"]
-    best = sweeping.folder / "out/best/chain"
-    assert (best / "model.onnx").read_bytes() == (sweeping.folder / "out/chain/w8a8/cpu/model.onnx").read_bytes()
+    assert goal["winner"] == "chain/w8a8/cpu" == sweeping.json("out/best/chain/winner.json")["cell"]
+    assert sweeping.shipped == sweeping.model_of("chain/w8a8/cpu")
     assert goal["search"]["why"] == "no cell misses only a bound on quality, so there was nothing to search"
 
-
-def test_without_a_winner_the_nearest_is_named_and_the_run_fails(sweeping: Sweeping) -> None:
-    sweeping.recipe.pop("search")
-    done = sweeping.build(code=1, goal={**SWEEP["goal"], "subject_to": {"size": "<=10"}})
+    # Without a winner the nearest is named, and the run fails.
+    done = sweeping.build_with(code=1, search=None, goal={**SWEEP["goal"], "subject_to": {"size": "<=10"}})
     (goal,) = done["goals"]
     assert (goal["winner"], goal["folder"]) == (None, None)
     assert goal["why"].startswith("no cell meets the bounds; chain/w8a8/cpu comes nearest: size is ")
     assert goal["why"].endswith("which won an earlier run")
 
-
-def test_what_a_sweep_measures_the_command_finds_and_the_other_way_round(sweeping: Sweeping) -> None:
+    # What a sweep measures the command finds, and the other way round.
     def perf(cell: str) -> Any:
-        settings = ("--iterations", "3", "--warmup", "0", "--loads", "1", "--threads", "1")
-        return sweeping.run("perf", f"out/{cell}", *settings)
+        return sweeping.told(
+            "perf", f"out/{cell}", "--iterations", "3", "--warmup", "0", "--loads", "1", "--threads", "1"
+        )
 
     before = perf("chain/fp32/cpu")
-    done = sweeping.build(measure=["perf", "eval"], goal={"minimize": "latency", "folder": "fastest"})
-    found = {cell["name"]: cell["perf"] for cell in done["cells"]}
-    assert {name: told["measured"] for name, told in found.items()} == {
-        "chain/fp32/cpu": "cached",
-        "chain/w8a8/cpu": "live",
-    }
+    done = sweeping.build_with(measure=["perf", "eval"], goal={"minimize": "latency", "folder": "fastest"})
+    measured = {cell["name"]: cell["perf"]["measured"] for cell in done["cells"]}
+    assert measured == {"chain/fp32/cpu": "cached", "chain/w8a8/cpu": "live"}
     (goal,) = done["goals"]
     p50 = {one["cell"]: one["values"]["latency"] for one in goal["candidates"]}
     assert goal["winner"] == min(p50, key=lambda name: p50[name])
@@ -189,6 +138,5 @@ def test_what_a_sweep_measures_the_command_finds_and_the_other_way_round(sweepin
     after = perf("chain/w8a8/cpu")
     assert (after["measured"], after["latency_ms"]["p50"]) == ("cached", p50["chain/w8a8/cpu"])
     # What cannot be measured is reported, and is no failure unless a goal needs it.
-    assert {cell["eval"]["error"].partition(".")[0] for cell in done["cells"]} == {
-        "There is no labelled data to evaluate on"
-    }
+    errors = {cell["eval"]["error"].partition(".")[0] for cell in done["cells"]}
+    assert errors == {"There is no labelled data to evaluate on"}

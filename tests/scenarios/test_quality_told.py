@@ -15,7 +15,8 @@ pytestmark = pytest.mark.slow
 TOKENS = 16
 
 
-def test_a_compiled_model_is_held_against_its_float_model(project: Project) -> None:
+def test_a_build_says_what_quantization_did_and_how_good_the_model_is(project: Project) -> None:
+    # A compiled model is held against its float model, on random data.
     quality = project.manifest()["quality"]
     assert (quality["output"], quality["data"], quality["samples"]) == ("logits", "random", 3)
     assert 0.9 < quality["cosine"] < 1
@@ -29,8 +30,7 @@ def test_a_compiled_model_is_held_against_its_float_model(project: Project) -> N
     assert found["nodes_quantized"] > 0 < found["calibration_time_seconds"]
     assert "quality:" not in again.messages
 
-
-def test_a_build_says_what_quantization_did_and_how_good_the_model_is(project: Project) -> None:
+    # A part of the samples is held out.
     rng = np.random.default_rng(0)
     ids = rng.integers(0, 200, (12, 1, TOKENS))
     mask = (np.arange(TOKENS) < rng.integers(4, TOKENS, (12, 1, 1))).astype(np.int64)
@@ -56,7 +56,7 @@ def test_a_build_says_what_quantization_did_and_how_good_the_model_is(project: P
     )
     manifest = project.manifest()
     assert manifest["quality"]["held_out"] is True
-    stage = next(stage for stage in manifest["stages"] if stage["name"] == "quantize")
+    stage = project.stage("quantize")
     assert f"quantized {stage['nodes_quantized']} of {stage['nodes_quantized'] + stage['nodes_skipped']} " in quantized
     sizes = [(project.out / f"{name}.onnx").stat().st_size for name in ("optimized", "quantized")]
     assert [stage["size_before_bytes"], stage["size_after_bytes"]] == sizes
@@ -64,8 +64,7 @@ def test_a_build_says_what_quantization_did_and_how_good_the_model_is(project: P
     skipped = sum(count for reasons in stage["nodes_skipped_reasons"].values() for count in reasons.values())
     assert skipped == stage["nodes_skipped"]
 
-
-def test_a_mode_without_calibration_has_a_quality_too(project: Project) -> None:
+    # A mode without calibration has a quality, too.
     project.edit(precision="dynamic", ep="cpu")
     result = project.build()
     assert result.code == 0, result.messages

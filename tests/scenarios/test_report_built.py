@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from oneprocess import OneProcess
 from onnx_samples import perceptron, samples
 from scenario import Project
@@ -22,31 +19,19 @@ SWEEP: dict[str, Any] = {
 }
 
 
-def _sweep(project: Project, **changes: Any) -> None:
-    (project.folder / "sweep.yaml").write_text(yaml.safe_dump({**SWEEP, **changes}), encoding="utf-8")
-
-
 @pytest.fixture(scope="module")
 def project(commands: OneProcess | None, tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A sweep of two cells, built and measured."""
     project = Project(tmp_path_factory.mktemp("reported"), commands)
     perceptron(project.folder / "one.onnx", width=16, classes=4)
     samples(project.folder / "data.npz", width=16)
-    _sweep(project)
-    finished = project.run("build", "-c", "sweep.yaml", "-o", "out", "--no-analyze")
-    assert finished.returncode == 0, finished.stderr
+    project.save("sweep.yaml", SWEEP)
+    project.says("build", "-c", "sweep.yaml", "-o", "out", "--no-analyze")
     return project
 
 
-def _report(project: Project, *arguments: str, code: int = 0) -> dict[str, Any]:
-    finished = project.run("report", *arguments, "-f", "json")
-    assert finished.returncode == code, finished.stderr
-    value: dict[str, Any] = json.loads(finished.stdout)
-    return value
-
-
 def test_rows_say_what_lies_on_disk_and_what_was_measured(project: Project) -> None:
-    told = _report(project, "out")
+    told = project.told("report", "out")
     rows = {row["precision"]: row for row in told["rows"]}
     assert set(rows) == {"fp32", "w8a8"}
     for row in rows.values():
@@ -68,14 +53,13 @@ def test_rows_say_what_lies_on_disk_and_what_was_measured(project: Project) -> N
 
 
 def test_a_model_that_became_worse_ends_the_comparison_with_1(project: Project) -> None:
-    assert _report(project, "out", "--json", "old.json")["rows"]
+    assert project.told("report", "out", "--json", "old.json")["rows"]
     perceptron(project.folder / "one.onnx", width=32, classes=4)
     samples(project.folder / "data.npz", width=32)
-    built = project.run("build", "-c", "sweep.yaml", "-o", "new", "--no-analyze", "--filter", "precision=fp32")
-    assert built.returncode == 0, built.stderr
-    comparison = _report(project, "new", "--against", "old.json", code=1)["comparison"]
+    project.says("build", "-c", "sweep.yaml", "-o", "new", "--no-analyze", "--filter", "precision=fp32")
+    comparison = project.told("report", "new", "--against", "old.json", code=1)["comparison"]
     found = {row["name"]: row for row in comparison["rows"]}
     verdicts = {change["measure"]: change["verdict"] for change in found["one/fp32"]["changes"]}
     assert verdicts["size"] == "regression"
     assert found["one/w8a8"]["fate"] == "gone"  # not requested, so it did not fail
-    assert Path(project.folder / "new" / "report.html").is_file()
+    assert (project.folder / "new" / "report.html").is_file()

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ import pytest
 import yaml
 from oneprocess import OneProcess
 from onnx_samples import perceptron, samples
-from scenario import Project
+from scenario import Project, changed, ran_in_cells
 
 BASE: dict[str, Any] = {"quant": {"calibration_data": "data.npz"}}
 SWEEP: dict[str, Any] = {
@@ -37,55 +35,27 @@ class Sweeps(Project):
 
     def write(self, **changes: Any) -> None:
         """Write the sweep with changed keys: ``write(matrix__precision=[...])``."""
-        sweep = json.loads(json.dumps(SWEEP))
-        for path, value in changes.items():
-            *sections, name = path.split("__")
-            place = sweep
-            for section in sections:
-                place = place.setdefault(section, {})
-            place[name] = value
-        (self.folder / "sweep.yaml").write_text(yaml.safe_dump(sweep), encoding="utf-8")
+        self.save("sweep.yaml", changed(SWEEP, changes))
 
     def told(self, *more: str, code: int = 0) -> dict[str, Any]:
         """Build and return the JSON."""
-        finished = self.run("build", "-c", "sweep.yaml", "-o", "out", *FEW, "-f", "json", *more)
-        assert finished.returncode == code, finished.stderr
-        value: dict[str, Any] = json.loads(finished.stdout)
-        return value
+        return super().told("build", "-c", "sweep.yaml", "-o", "out", *FEW, *more, code=code)
 
     def said(self, *more: str, code: int = 0) -> str:
         """Build and return the printed lines, including errors."""
-        finished = self.run("build", "-c", "sweep.yaml", "-o", "out", *FEW, *more)
-        assert finished.returncode == code, finished.stderr
-        return finished.stdout + finished.stderr
+        return self.says("build", "-c", "sweep.yaml", "-o", "out", *FEW, *more, code=code)
 
     def kept(self) -> dict[str, Any]:
         """Return the contents of ``sweep.json``."""
-        value: dict[str, Any] = json.loads((self.out / "sweep.json").read_text(encoding="utf-8"))
-        return value
+        return self.json("out", "sweep.json")
 
 
 def cells(told: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {cell["name"]: cell for cell in told["cells"]}
 
 
-def ran(told: dict[str, Any]) -> dict[str, list[str]]:
-    """Return the stages that ran, by cell, for cells with any."""
-    of_cells = {
-        name: [stage["stage"] for stage in cell["stages"] if stage["status"] == "ran"]
-        for name, cell in cells(told).items()
-        if name in told["asked"]
-    }
-    return {name: stages for name, stages in of_cells.items() if stages}
-
-
 def statuses(told: dict[str, Any]) -> dict[str, str]:
     return {name: cell["status"] for name, cell in cells(told).items()}
-
-
-def models(project: Project) -> dict[str, int]:
-    """Return the write time of each file in the output folder."""
-    return {str(path): path.stat().st_mtime_ns for path in project.out.rglob("*") if path.is_file()}
 
 
 @pytest.fixture(scope="module")
@@ -108,13 +78,13 @@ def sweeps(built: tuple[Sweeps, dict[str, Any]], commands: OneProcess | None, tm
     """
     shutil.copytree(built[0].folder, tmp_path / "project")
     copy = Sweeps(tmp_path / "project", commands)
-    assert ran(copy.told()) == {}
+    assert ran_in_cells(copy.told()) == {}
     return copy
 
 
 def test_what_cells_share_runs_once(built: tuple[Sweeps, dict[str, Any]]) -> None:
     project, told = built
-    assert ran(told) == {
+    assert ran_in_cells(told) == {
         "one/fp32": ["optimize", "finalize"],
         "one/w8a8": ["calibrate", "quantize", "finalize"],
         "one/w8a16": ["quantize", "finalize"],
@@ -136,24 +106,25 @@ def test_what_cells_share_runs_once(built: tuple[Sweeps, dict[str, Any]]) -> Non
     optimized = [stage for stage in cells(told)["one/w8a8"]["stages"] if stage["stage"] == "optimize"]
     assert optimized[0]["cells"] == 3
 
-
-def test_what_is_told_is_kept(built: tuple[Sweeps, dict[str, Any]]) -> None:
-    project, told = built
+    # What is told is kept.
     own = ("command", "exit_code", "error", "warnings", "asked", "failed")
     assert project.kept() == {name: value for name, value in told.items() if name not in own}
     assert told["interrupted"] is False
-    path = told["graph"]["critical_path"]
+    path = graph["critical_path"]
     assert path
     assert {name.rpartition("/")[0] for name in path} <= set(CELLS)
 
 
 def test_a_second_run_runs_nothing_and_touches_nothing(sweeps: Sweeps) -> None:
-    before = models(sweeps)
+    before = {path: path.stat().st_mtime_ns for path in sweeps.out.rglob("*") if path.is_file()}
     for _ in range(2):
         lines = sweeps.said().splitlines()
         assert lines[0] == "skipped: two/w8a16: two is small enough"
         assert any(line.endswith("5 up to date, 1 skipped.") or "5 up to date, 1 skipped;" in line for line in lines)
-    assert models(sweeps) == before
+    assert {path: path.stat().st_mtime_ns for path in sweeps.out.rglob("*") if path.is_file()} == before
+    command = cells(sweeps.kept())["one/w8a8"]["command"]
+    assert command == "winml-dag build -c sweep.yaml -o out --no-validate --no-analyze --filter one/w8a8"
+    assert "1 up to date" in sweeps.says(*command.split()[1:])
 
 
 def test_nothing_heavy_is_imported_when_all_is_up_to_date(sweeps: Sweeps) -> None:
@@ -165,84 +136,67 @@ from winml_dag.cli import run
 assert run(["build", "-c", "sweep.yaml", "-o", "out", "--no-validate", "--no-analyze"]) == 0
 heavy = {"torch", "transformers", "onnx", "onnxruntime", "numpy", "networkx", "rich"} & set(sys.modules)
 assert not heavy, heavy
-assert sys.argv[1:] != ["again"] or not {"pydantic", "yaml", "sqlite3"} & set(sys.modules)
+assert %s or not {"pydantic", "yaml", "sqlite3"} & set(sys.modules)
 """
-    for again in ([], ["again"]):
-        arguments = [sys.executable, "-c", script, *again]
-        finished = subprocess.run(
-            arguments, cwd=sweeps.folder, env=sweeps.environment(), capture_output=True, text=True, check=False
-        )
-        assert finished.returncode == 0, finished.stderr
-    assert "5 up to date, 1 skipped." in finished.stdout
+    for is_first in (True, False):
+        said = sweeps.python(script % is_first)
+    assert "5 up to date, 1 skipped." in said
 
 
 def test_python_builds_the_same_sweep(sweeps: Sweeps) -> None:
     said = sweeps.python("""
 from winml_dag import SweepResult, build_sweep
-sweep = build_sweep("sweep.yaml", "out", filters=["precision=fp32"], validate=False, analyze=False)
+few = {"validate": False, "analyze": False}
+sweep = build_sweep("sweep.yaml", "out", filters=["precision=fp32"], **few)
 assert isinstance(sweep, SweepResult)
 print([(cell.name, str(cell.status)) for cell in sweep.cells if cell.name.endswith("fp32")], sweep.cells[0].command)
+how = {"force_rebuild": True, "stage_timeout_seconds": 0.01, "memory_bytes": 1 << 30}
+timed = build_sweep("sweep.yaml", "timed", filters=["one/fp32"], **few, **how)
+print(*(cell.failure.error for cell in timed.cells if cell.failure))
 """)
     command = "winml-dag build -c sweep.yaml -o out --no-validate --no-analyze --filter one/fp32"
-    told = [("one/fp32", "up to date"), ("two/fp32", "up to date")]
-    assert said.strip() == f"{told} {command}"
+    built, timed = said.splitlines()
+    assert built == f"{[('one/fp32', 'up to date'), ('two/fp32', 'up to date')]} {command}"
+    assert "0.01 s" in timed
 
 
-def test_python_ends_stages_of_a_sweep_that_take_too_long(sweeps: Sweeps) -> None:
-    said = sweeps.python("""
-from winml_dag import build_sweep
-how = {"force_rebuild": True, "stage_timeout_seconds": 0.01, "memory_bytes": 1 << 30}
-sweep = build_sweep("sweep.yaml", "timed", filters=["one/fp32"], validate=False, analyze=False, **how)
-print(*(cell.failure.error for cell in sweep.cells if cell.failure))
-""")
-    assert "0.01 s" in said
-
-
-def test_each_cell_is_up_to_date_by_the_command_that_is_told_of_it(sweeps: Sweeps) -> None:
-    command = cells(sweeps.kept())["one/w8a8"]["command"]
-    assert command == "winml-dag build -c sweep.yaml -o out --no-validate --no-analyze --filter one/w8a8"
-    finished = sweeps.run(*command.split()[1:])
-    assert finished.returncode == 0
-    assert "1 up to date" in finished.stdout
-
-
-def test_an_edited_value_reaches_the_cells_that_have_it(sweeps: Sweeps) -> None:
-    sweeps.write(
-        matrix__precision=[
-            {"name": "fp32", "quant": None},
-            {"name": "w8a8", "precision": "w8a8", "quant": {"reduce_range": True}},
-            "w8a16",
-        ]
-    )
+def test_an_edit_reaches_the_cells_that_read_it(sweeps: Sweeps) -> None:
+    fp32 = {"name": "fp32", "quant": None}
+    reduced = {"name": "w8a8", "precision": "w8a8", "quant": {"reduce_range": True}}
+    sweeps.write(matrix__precision=[fp32, reduced, "w8a16", "fp16"])
     told = sweeps.told()
-    assert ran(told) == {"one/w8a8": ["quantize", "finalize"], "two/w8a8": ["quantize", "finalize"]}
+    assert ran_in_cells(told) == {
+        "one/w8a8": ["quantize", "finalize"],
+        "two/w8a8": ["quantize", "finalize"],
+        "one/fp16": ["quantize", "finalize"],
+        "two/fp16": ["quantize", "finalize"],
+    }
     assert statuses(told)["one/w8a16"] == "up to date"
 
-
-def test_a_further_value_is_a_further_cell(sweeps: Sweeps) -> None:
-    sweeps.write(matrix__precision=[{"name": "fp32", "quant": None}, "w8a8", "w8a16", "fp16"])
-    told = sweeps.told()
-    assert ran(told) == {"one/fp16": ["quantize", "finalize"], "two/fp16": ["quantize", "finalize"]}
-
-
-def test_an_edit_of_what_it_is_based_on_reaches_all_that_read_it(sweeps: Sweeps) -> None:
-    (sweeps.folder / "base.yaml").write_text(
-        yaml.safe_dump({**BASE, "quant": {"calibration_data": "data.npz", "samples": 4}}), encoding="utf-8"
-    )
-    told = sweeps.told()
-    assert ran(told) == {
+    # An edit of the base. Of cells that were not asked for, what is known stays.
+    before = cells(sweeps.kept())
+    sweeps.write()
+    sweeps.save("base.yaml", {"quant": {"calibration_data": "data.npz", "samples": 4}})
+    told = sweeps.told("--filter", "model=two")
+    assert told["asked"] == ["two/fp32", "two/w8a8"]
+    assert ran_in_cells(told) == {"two/w8a8": ["calibrate", "quantize", "finalize"]}
+    after = cells(sweeps.kept())
+    for name in ("one/fp32", "one/w8a8", "one/w8a16"):
+        assert after[name] == before[name]
+    assert ran_in_cells(sweeps.told()) == {
         "one/w8a8": ["calibrate", "quantize", "finalize"],
         "one/w8a16": ["quantize", "finalize"],
-        "two/w8a8": ["calibrate", "quantize", "finalize"],
     }
+    assert sweeps.told("--filter", "two/w8a8")["asked"] == ["two/w8a8"]
 
-
-def test_an_edit_of_one_model_reaches_its_cells(sweeps: Sweeps) -> None:
+    # An edit of one model.
     perceptron(sweeps.folder / "two.onnx", width=8, classes=4, seed=2)
-    assert ran(sweeps.told()) == {
+    assert ran_in_cells(sweeps.told()) == {
         "two/fp32": ["optimize", "finalize"],
         "two/w8a8": ["calibrate", "quantize", "finalize"],
     }
+    options_hold_for_every_cell = sweeps.told("--filter", "precision=fp32", "--no-optimize")
+    assert ran_in_cells(options_hold_for_every_cell) == {"one/fp32": ["finalize"], "two/fp32": ["finalize"]}
 
 
 def test_a_cell_that_fails_or_is_refused_costs_itself_alone(sweeps: Sweeps) -> None:
@@ -306,21 +260,6 @@ def test_the_first_failure_ends_a_run_that_is_not_to_keep_going(sweeps: Sweeps) 
     assert statuses(told)["two/w8a8"] == "not reached"
 
 
-def test_a_filter_leaves_what_is_known_of_other_cells(sweeps: Sweeps) -> None:
-    before = cells(sweeps.kept())
-    (sweeps.folder / "base.yaml").write_text(
-        yaml.safe_dump({**BASE, "quant": {"calibration_data": "data.npz", "samples": 4}}), encoding="utf-8"
-    )
-    told = sweeps.told("--filter", "model=two")
-    assert told["asked"] == ["two/fp32", "two/w8a8"]
-    assert ran(told) == {"two/w8a8": ["calibrate", "quantize", "finalize"]}
-    after = cells(sweeps.kept())
-    assert {name: after[name] for name in after if name.startswith("one/")} == {
-        name: before[name] for name in before if name.startswith("one/")
-    }
-    assert sweeps.told("--filter", "two/w8a8")["asked"] == ["two/w8a8"]
-
-
 def test_nothing_wins_by_what_it_was_before_an_edit(sweeps: Sweeps) -> None:
     sweeps.write(goal={"minimize": "size"})
     told = sweeps.told("--filter", "precision=w8a8")
@@ -356,16 +295,9 @@ def test_a_file_of_somebody_else_is_not_overwritten(sweeps: Sweeps) -> None:
     other = sweeps.folder / "other"
     other.mkdir()
     (other / "sweep.json").write_text('{"wheels": 4}', encoding="utf-8")
-    finished = sweeps.run("build", "-c", "sweep.yaml", "-o", "other")
-    assert finished.returncode == 2
-    assert "name is missing" in finished.stderr
+    assert "name is missing" in sweeps.says("build", "-c", "sweep.yaml", "-o", "other", code=2)
     assert [path.name for path in other.iterdir()] == ["sweep.json"]
     assert (other / "sweep.json").read_text(encoding="utf-8") == '{"wheels": 4}'
-
-
-def test_options_hold_for_every_cell(sweeps: Sweeps) -> None:
-    told = sweeps.told("--filter", "precision=fp32", "--no-optimize")
-    assert ran(told) == {"one/fp32": ["finalize"], "two/fp32": ["finalize"]}
 
 
 def test_recipes_in_a_folder_are_a_sweep(sweeps: Sweeps) -> None:
@@ -374,13 +306,11 @@ def test_recipes_in_a_folder_are_a_sweep(sweeps: Sweeps) -> None:
     for name in ("one", "two"):
         recipe = {**BASE, "model": f"../{name}.onnx", "quant": None}
         (folder / f"{name}.json").write_text(json.dumps(recipe), encoding="utf-8")
-    common = ("-o", "all", *FEW, "-f", "json")
-    of_folder = sweeps.run("build", "-c", "recipes", *common)
-    assert of_folder.returncode == 0, of_folder.stderr
-    told = json.loads(of_folder.stdout)
+    common = ("-o", "all", *FEW)
+    told = Project.told(sweeps, "build", "-c", "recipes", *common)
     assert statuses(told) == {"one": "built", "two": "built"}
-    assert ran(told) == {}
-    again = json.loads(sweeps.run("build", "-c", "recipes/one.json", "-c", "recipes/two.json", *common).stdout)
+    assert ran_in_cells(told) == {}
+    again = Project.told(sweeps, "build", "-c", "recipes/one.json", "-c", "recipes/two.json", *common)
     assert statuses(again) == {"one": "up to date", "two": "up to date"}
 
 

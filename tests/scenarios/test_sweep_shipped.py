@@ -1,116 +1,78 @@
-"""The bundled sweeps: two models of the small one are built, the one for real use is planned.
+"""The bundled sweeps: a model of the small one is built, the one for real use is planned.
 
-Real stages, for two architectures in three precisions on two targets; built once for all tests. The other ones add
-minutes and no other kind of cell; `make bench-sweep` builds all four architectures.
+Real stages, in three precisions on two targets. Other models add minutes and no other kind of cell; `make bench-sweep`
+builds all four.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from oneprocess import OneProcess
-from scenario import Project
+from scenario import Project, ran_in_cells
 
 from winml_dag.cli import run
 from winml_dag.recipe.load import shipped_path
 
-MODELS = ("bert", "resnet")
+MODEL = "resnet"
 PRECISIONS = ("fp16", "w8a8", "w4a16")
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """A copy of the small sweep with some of its cells, without measurements, which cost as much as building."""
-
-    project: Project
-
-    @property
-    def folder(self) -> Path:
-        return self.project.folder
-
-    @property
-    def content(self) -> dict[str, Any]:
-        value: dict[str, Any] = yaml.safe_load(shipped_path("sweeps/small").read_text(encoding="utf-8"))
-        del value["measure"]
-        value["matrix"]["model"] = [model for model in value["matrix"]["model"] if model["name"] in MODELS]
-        value["matrix"]["precision"] = list(PRECISIONS)
-        return value
-
-    def write(self, **changes: Any) -> None:
-        (self.folder / "small.yaml").write_text(yaml.safe_dump({**self.content, **changes}), encoding="utf-8")
-
-    def build(self, *arguments: str) -> dict[str, Any]:
-        words = ["build", "-c", "small.yaml", "-o", "out", "--format", "json", "-j", "2", *arguments]
-        done = self.project.run(*words)
-        assert done.returncode == 0, done.stderr
-        value: dict[str, Any] = json.loads(done.stdout)
-        return value
-
-
-def ran(result: dict[str, Any]) -> Counter[tuple[str, str]]:
-    """Return how often each stage ran in the run of *result*, by the cell that it ran for."""
-    return Counter(
-        (cell["name"], stage["stage"])
-        for cell in result["cells"]
-        for stage in cell["stages"]
-        if cell["name"] in result["asked"] and stage["status"] == "ran"
-    )
+def write(project: Project, **changes: Any) -> None:
+    """Write the small sweep with some of its cells, without measurements, which cost as much as building."""
+    sweep: dict[str, Any] = yaml.safe_load(shipped_path("sweeps/small").read_text(encoding="utf-8"))
+    del sweep["measure"]
+    sweep["matrix"]["model"] = [model for model in sweep["matrix"]["model"] if model["name"] == MODEL]
+    sweep["matrix"]["precision"] = list(PRECISIONS)
+    project.save("small.yaml", {**sweep, **changes})
 
 
 def stages(result: dict[str, Any]) -> Counter[str]:
     """Return how often each stage ran, in all cells together."""
-    return Counter(stage for _, stage in ran(result).elements())
+    return Counter(stage for ran in ran_in_cells(result).values() for stage in ran)
 
 
-# One test for one build: otherwise each of several pytest processes would build the sweep.
 @pytest.mark.slow
-def test_twelve_cells_share_their_work_a_second_run_runs_nothing_and_an_edit_what_reads_it(
+def test_cells_share_their_work_a_second_run_runs_nothing_and_an_edit_what_reads_it(
     tmp_path: Path, commands: OneProcess | None
 ) -> None:
-    sweep = Sweep(Project(tmp_path, commands))
-    sweep.write()
-    first = sweep.build()
-    all_are_built_and_what_they_share_ran_once(sweep, first)
-    winners_meet_the_bound_and_are_in_place(sweep, first)
-    again = sweep.build()
-    assert not ran(again)
-    assert {cell["status"] for cell in again["cells"]} == {"up to date"}
-    sweep.write(overrides=[{"when": {"precision": "w8a8"}, "quant": {"samples": 5}}])
-    edited = sweep.build("--filter", "model=resnet", "--filter", "precision=w8a8,w4a16")
-    assert {cell for cell, _ in ran(edited)} == {"resnet/w8a8/cpu", "resnet/w8a8/npu"}
-    # Ranges are computed once for both targets.
-    assert stages(edited) == {"calibrate": 1, "quantize": 2, "compile": 1, "validate": 2, "finalize": 2}
-
-
-def all_are_built_and_what_they_share_ran_once(sweep: Sweep, result: dict[str, Any]) -> None:
-    assert [cell["status"] for cell in result["cells"]] == ["built"] * 12
-    assert {axis: len(labels) for axis, labels in result["axes"].items()} == {"model": 2, "precision": 3, "target": 2}
-    counts = stages(result)
-    # Per model one export, one optimize since nothing is discovered, and ranges for all precisions and targets.
-    assert (counts["export"], counts["optimize"], counts["calibrate"]) == (2, 2, 2)
+    project = Project(tmp_path, commands)
+    build = ("build", "-c", "small.yaml", "-o", "out", "-j", "2")
+    write(project)
+    first = project.told(*build)
+    assert [cell["status"] for cell in first["cells"]] == ["built"] * 6
+    assert {axis: len(labels) for axis, labels in first["axes"].items()} == {"model": 1, "precision": 3, "target": 2}
+    counts = stages(first)
+    # One export, one optimize since nothing is discovered, and ranges for all precisions and targets.
+    assert (counts["export"], counts["optimize"], counts["calibrate"]) == (1, 1, 1)
     # Float16 is shared by both targets, and 4 bits on the CPU are two stages.
-    assert (counts["quantize"], counts["compile"], counts["validate"], counts["finalize"]) == (12, 6, 12, 12)
-    assert sum(counts.values()) == result["graph"]["stages"] < result["graph"]["stages_apart"]
-    for model in result["axes"]["model"]:
-        for precision in PRECISIONS:
-            for target in ("cpu", "npu"):
-                assert (sweep.folder / "out" / model / precision / target / "model.onnx").is_file()
+    assert (counts["quantize"], counts["compile"], counts["validate"], counts["finalize"]) == (6, 3, 6, 6)
+    assert sum(counts.values()) == first["graph"]["stages"] < first["graph"]["stages_apart"]
+    for precision in PRECISIONS:
+        for target in ("cpu", "npu"):
+            assert (project.out / MODEL / precision / target / "model.onnx").is_file()
 
-
-def winners_meet_the_bound_and_are_in_place(sweep: Sweep, result: dict[str, Any]) -> None:
-    assert len(result["goals"]) == 4
-    for goal in result["goals"]:
+    # Winners meet the bound and are in place.
+    assert [goal["group"] for goal in first["goals"]] == [{"model": MODEL, "target": each} for each in ("cpu", "npu")]
+    for goal in first["goals"]:
         sizes = {one["cell"]: one["values"]["size"] for one in goal["candidates"] if not one["why"]}
         assert goal["winner"] == min(sizes, key=lambda name: sizes[name])
         assert all(one["values"]["cosine"] < 0.999 for one in goal["candidates"] if one["why"])
-        group = goal["group"]
-        assert (sweep.folder / "out" / f"best/{group['model']}-{group['target']}" / "model.onnx").is_file()
+        assert (project.out / f"best/{MODEL}-{goal['group']['target']}/model.onnx").is_file()
+
+    again = project.told(*build)
+    assert not ran_in_cells(again)
+    assert {cell["status"] for cell in again["cells"]} == {"up to date"}
+    write(project, overrides=[{"when": {"precision": "w8a8"}, "quant": {"samples": 5}}])
+    edited = project.told(*build, "--filter", "precision=w8a8,w4a16")
+    assert ran_in_cells(edited).keys() == {"resnet/w8a8/cpu", "resnet/w8a8/npu"}
+    # Ranges are computed once for both targets.
+    assert stages(edited) == {"calibrate": 1, "quantize": 2, "compile": 1, "validate": 2, "finalize": 2}
 
 
 def test_the_sweep_for_real_use_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

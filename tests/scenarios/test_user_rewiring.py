@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from oneprocess import OneProcess
-from onnx import TensorProto, helper, numpy_helper
+from onnx_samples import save
 from user_project import UserProject
 
 pytestmark = pytest.mark.slow
@@ -33,16 +32,7 @@ def project(tmp_path: Path, commands: OneProcess | None) -> UserProject:
     made = UserProject(tmp_path / "project", commands)
     made.folder.mkdir()
     weights = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "weights"], ["y"], name="product")],
-        "small",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 16])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 8])],
-        [numpy_helper.from_array(weights, "weights")],
-    )
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), made.folder / "small.onnx"
-    )
+    save(made.folder / "small.onnx", "small (float[1, 16] x) => (float[1, 8] y) { y = MatMul(x, w) }", w=weights)
     made.write("surgery.py", SURGERY.replace("FACTOR", "2"))
     made.recipe = {
         "model": "small.onnx",

@@ -67,10 +67,9 @@ def command(*, folders: tuple[Path, ...], format_: str, **options: Any) -> int:
     report, comparison = _reported(folders, options)
     files = _written(_files(folders, options), report, comparison, options)
     if format_ == "json":
-        from winml_dag.report.files import comparison_json, report_json
+        from winml_dag.report.files import report_json
 
-        extra = {} if comparison is None else {"comparison": comparison_json(comparison)}
-        set_result({**report_json(report), **extra})
+        set_result(report_json(report, comparison))
     else:
         _print(report, comparison)
     if files:

@@ -245,8 +245,7 @@ def _why(cell: CellResult, built: Row | None, folder: Path) -> str:
     if cell.is_there:
         return "" if built is not None else f"{folder} has no manifest; build the cell again"
     if cell.failure is not None:
-        at = f"failed in {cell.failure.stage}" if cell.failure.stage else str(cell.status)
-        return f"{at}: {cell.failure.error}"
+        return cell.failure.sentence
     return f"{cell.status}: {cell.why}" if cell.why else str(cell.status)
 
 

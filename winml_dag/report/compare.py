@@ -211,9 +211,7 @@ def _fate(now: Row, then: Row | None) -> Fate:
 def _why(row: Row) -> str:
     if row.is_there:
         return "; ".join(f"no {part}: {row.missing.get(part, 'not measured')}" for part in row.unmeasured)
-    if row.failure is None:
-        return f"{row.status}: {row.why}" if row.why else str(row.status)
-    return f"failed{f' in {row.failure.stage}' if row.failure.stage else ''}: {row.failure.error}"
+    return row.without_result
 
 
 def _changes(now: Row, then: Row, bounds: Sequence[Bound]) -> Iterator[Change]:
@@ -344,7 +342,6 @@ DEFAULTS = (
     "cpu_nodes=+0",
 )
 _NUMBER = re.compile(r"(?P<sign>[+-]?)(?P<number>[0-9]+(\.[0-9]+)?)(?P<percent>%?)")
-_OFF = "off"
 
 
 def bounds_of(texts: Sequence[str]) -> tuple[Bound, ...]:
@@ -355,12 +352,12 @@ def bounds_of(texts: Sequence[str]) -> tuple[Bound, ...]:
     """
     found = {(bound := _bound(text)).measure: bound for text in DEFAULTS}
     for text in texts:
-        measure, equals, value = (part.strip() for part in text.partition("="))
-        if equals and value == _OFF and measure in MEASURES:
+        measure, _, value = (part.strip() for part in text.partition("="))
+        if value == "off" and measure in MEASURES:
             found.pop(measure, None)
         else:
             found[measure] = _bound(text)
-    return tuple(bound for bound in found.values())
+    return tuple(found.values())
 
 
 def _bound(text: str) -> Bound:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from winml_dag.canonical import JsonObject
+from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.errors import InputError, UsageError
 from winml_dag.file_reading import MOST_BYTES_OF_MANY, read_bytes
 from winml_dag.pipeline.jsonfile import put_text
@@ -25,23 +25,16 @@ from winml_dag.report.row import FORMAT, Report
 REPORT = "report.json"
 
 
-def report_json(report: Report) -> JsonObject:
-    """Return every field of *report* under its own name. ``format`` is raised when the meaning of a field changes."""
-    value: JsonObject = encode(report)
+def report_json(report: Report, comparison: Comparison | None) -> JsonObject:
+    """Return every field under its own name, and the number of regressions and improvements.
+
+    ``format`` is raised when the meaning of a field changes.
+    """
+    value: dict[str, JsonValue] = encode(report)
+    if comparison is not None:
+        counts = {"regressions": len(comparison.regressions), "improvements": len(comparison.improvements)}
+        value["comparison"] = {**encode(comparison), **counts}
     return value
-
-
-def comparison_json(comparison: Comparison) -> JsonObject:
-    """Return every field, and the number of regressions and improvements."""
-    return {
-        **encode(comparison),
-        "regressions": len(comparison.regressions),
-        "improvements": len(comparison.improvements),
-    }
-
-
-def json_text(value: JsonObject) -> str:
-    return lined_text(value, "rows")
 
 
 def read_report(path: Path) -> Report:
@@ -197,8 +190,7 @@ def _text(kind: str, path: Path, report: Report, comparison: Comparison | None) 
         return html_of(report, comparison, path)
     if kind == "csv":
         return csv_of(report)
-    extra = {} if comparison is None else {"comparison": comparison_json(comparison)}
-    return json_text({**report_json(report), **extra})
+    return lined_text(report_json(report, comparison), "rows")
 
 
 def _is_owned(path: Path, suffix: str) -> bool:

@@ -162,6 +162,13 @@ class Row:
     def is_there(self) -> bool:
         return self.status in (CellStatus.BUILT, CellStatus.UP_TO_DATE)
 
+    @property
+    def without_result(self) -> str:
+        """Its status with the reason, to follow its name, such as ``refused: it needs data``."""
+        if self.failure is not None:
+            return self.failure.sentence
+        return f"{self.status}: {self.why}" if self.why else str(self.status)
+
     def value(self, path: str) -> Any:
         """Return the field at *path*, such as ``latency.p50``; None in a part that is missing."""
         found: Any = self

@@ -122,10 +122,7 @@ class _Table:
             return Line(self.line([column.of(row) for column in self.columns], mark), style)
         is_bad = row.status in _BAD
         start = self.line([column.of(row) for column in self.columns if column.width is None], "! " if is_bad else "- ")
-        # Name the failed stage once: the cell's reason starts with it.
-        at = f" in {row.failure.stage}" if row.failure is not None and row.failure.stage else ""
-        why = row.why if row.failure is None else row.failure.error
-        text = _cut(f"{start}{_GAP}{row.status}{at}{f': {why}' if why else ''}", self._width)
+        text = _cut(f"{start}{_GAP}{row.without_result}", self._width)
         return Line(text, Style.BAD if is_bad else Style.DOMINATED)
 
 
@@ -282,9 +279,8 @@ def _failures(rows: Sequence[Row]) -> Iterator[tuple[str, Style]]:
     for row in rows:
         if row.failure is None:
             continue
-        at = f" in {row.failure.stage}" if row.failure.stage else ""
         log = f" The whole log: {row.failure.log}" if row.failure.log else ""
-        yield f"! {row.name} failed{at}: {row.failure.error} {row.failure.advice}".rstrip() + log, Style.BAD
+        yield f"! {row.name} {row.failure.sentence} {row.failure.advice}".rstrip() + log, Style.BAD
 
 
 def _counts(report: Report) -> str:

@@ -48,26 +48,19 @@ def test_a_stage_runs_where_its_toolchain_is_made_and_one_of_the_users_runs_here
         assert {result.status for result in again.values()} == {Status.REUSED}
 
 
-def test_the_users_files_are_in_the_store_before_anybody_is_asked(tmp_path: Path) -> None:
+def test_the_users_files_are_in_the_store_before_anybody_is_asked_and_passwords_stay_here(tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("words")
-    seen: list[bool] = []
+    sent: list[Order] = []
 
     def look(workplace: SampleWorkplace, order: Order, _: Any) -> None:
-        seen.append(not Store(workplace.folder).missing(order.inputs["in0"].files))
+        sent.append(order)
+        assert not Store(workplace.folder).missing(order.inputs["in0"].files)
 
-    with bench(tmp_path, Machine("one")) as machines:
-        machines.before = look
-        source = Source("words", TEXT, (SourceFile("words.txt", tmp_path / "words.txt"),))
-        assert machines.run([remote_node("a", "words")], [source])["a"].status is Status.RAN
-    assert seen == [True]
-
-
-def test_passwords_of_remotes_stay_on_the_machine_of_the_build(tmp_path: Path) -> None:
-    sent: list[Order] = []
     settings = RemoteSettings((TierSettings("https://ours:hidden@host/cache", namespace="main"),))
     with bench(tmp_path, Machine("one")) as machines, machines.cluster(settings) as cluster:
-        machines.before = lambda _, order, __: sent.append(order)
-        assert machines.run_on(cluster, [remote_node("a")])["a"].status is Status.RAN
+        machines.before = look
+        source = Source("words", TEXT, (SourceFile("words.txt", tmp_path / "words.txt"),))
+        assert machines.run_on(cluster, [remote_node("a", "words")], [source])["a"].status is Status.RAN
     assert sent[0].remotes == (TierSettings("https://host/cache", namespace="main"),)
 
 
@@ -106,15 +99,23 @@ def test_what_lies_here_alone_has_gone_to_the_others_before_anybody_is_asked(tmp
     assert store.told == []
 
 
-@pytest.mark.parametrize("ends", ["by itself", "without a word"])
+def vanish(workplace: SampleWorkplace, _: Order, running: Any) -> None:
+    workplace.vanish()
+    running.stopped.wait()
+    raise Interrupted("Stopped.")
+
+
+@pytest.mark.parametrize("ends", ["by itself", "without a word", "since its packages have changed"])
 def test_what_a_worker_did_that_ends_is_done_by_another(tmp_path: Path, ends: str) -> None:
-    def leave_once(workplace: SampleWorkplace, _: Order, running: Any) -> None:
+    def leave_once(workplace: SampleWorkplace, order: Order, running: Any) -> None:
         if len(machines.calls) > 1:
             return
-        if ends == "by itself":
-            workplace.dask.loop.add_callback(workplace.dask.close)
-        else:
-            workplace.vanish()
+        if ends == "without a word":
+            vanish(workplace, order, running)
+        if ends == "since its packages have changed":
+            workplace.leave()
+            raise Reschedule
+        workplace.dask.loop.add_callback(workplace.dask.close)
         running.stopped.wait()
         raise Interrupted("Stopped.")
 
@@ -127,11 +128,6 @@ def test_what_a_worker_did_that_ends_is_done_by_another(tmp_path: Path, ends: st
 
 
 def test_a_stage_that_workers_are_lost_with_again_and_again_fails(tmp_path: Path) -> None:
-    def vanish(workplace: SampleWorkplace, _: Order, running: Any) -> None:
-        workplace.vanish()
-        running.stopped.wait()
-        raise Interrupted("Stopped.")
-
     with bench(tmp_path, *map(Machine, "123"), allowed_failures=1) as machines:
         machines.before = vanish
         found = machines.run([remote_node("a")])["a"]
@@ -140,42 +136,17 @@ def test_a_stage_that_workers_are_lost_with_again_and_again_fails(tmp_path: Path
     assert len(machines.calls) == 2
 
 
-def test_a_stage_whose_last_worker_is_lost_is_refused(tmp_path: Path) -> None:
-    def vanish(workplace: SampleWorkplace, _: Order, running: Any) -> None:
-        workplace.vanish()
-        running.stopped.wait()
-        raise Interrupted("Stopped.")
-
-    with bench(tmp_path, Machine("one"), Machine("other", "2")) as machines:
-        machines.before = vanish
-        found = machines.run([remote_node("a")])["a"]
-        assert found.error == f"No worker can run it: {machines.address('other')} has tool 2, not 1."
-
-
 def test_without_a_worker_that_makes_its_toolchain_a_stage_is_refused_with_what_differs(tmp_path: Path) -> None:
-    with bench(tmp_path, Machine("one", "2"), Machine("two", "2")) as machines:
-        found = machines.run([remote_node("a")])["a"]
-        addresses = ", ".join(sorted(map(machines.address, ("one", "two"))))
-        assert found.error == f"No worker can run it: {addresses} has tool 2, not 1."
-        assert machines.calls == []
+    with bench(tmp_path, Machine("one"), Machine("two", "2"), Machine("three", "2")) as machines:
+        machines.before = vanish
+        addresses = ", ".join(sorted(map(machines.address, ("two", "three"))))
+        told = f"No worker can run it: {addresses} has tool 2, not 1."
+        assert machines.run([remote_node("a")])["a"].error == told, "the last worker was lost"
+        assert machines.run([remote_node("a")], name="again")["a"].error == told
+        assert machines.calls == [("one", "a")]
 
 
-def test_a_worker_whose_packages_have_changed_leaves_and_another_one_runs_it(tmp_path: Path) -> None:
-    def update(workplace: SampleWorkplace, _: Order, __: Any) -> None:
-        if len(machines.calls) == 1:
-            workplace.leave()
-            raise Reschedule
-
-    with bench(tmp_path, Machine("one"), Machine("two")) as machines:
-        machines.before = update
-        found = machines.run([remote_node("a"), remote_node("b", "a.out"), remote_node("c", "b.out")])
-        assert {result.status for result in found.values()} == {Status.RAN}
-        (refusing, _), *others = machines.calls
-        assert refusing not in {name for name, _ in others}
-        assert len(others) == 3
-
-
-def test_a_worker_that_cannot_get_what_is_here_is_told_of_and_nothing_is_made_again(tmp_path: Path) -> None:
+def test_an_answer_that_cannot_be_is_told_of_and_nothing_is_made_again(tmp_path: Path) -> None:
     def damaged(_: SampleWorkplace, order: Order, __: Any) -> Damaged | None:
         return None if order.node.id == "a" else Damaged(order.inputs["in0"].files[0])
 
@@ -185,13 +156,8 @@ def test_a_worker_that_cannot_get_what_is_here_is_told_of_and_nothing_is_made_ag
         assert found["b"].status is Status.FAILED
         assert found["b"].error == f"{machines.address('one')} cannot get a-out.txt, which is here."
         assert [name for _, name in machines.calls] == ["a", "b"]
-
-
-def test_the_result_of_something_else_is_not_taken(tmp_path: Path) -> None:
-    with bench(tmp_path, Machine("one")) as machines:
-        other = machines.run([remote_node("a")])["a"]
-        machines.before = lambda *_: other
-        assert "something else" in machines.run([remote_node("b")], name="other")["b"].error
+        machines.before = lambda *_: found["a"]
+        assert "something else" in machines.run([remote_node("c")], name="other")["c"].error
 
 
 def test_a_worker_that_comes_gets_work_at_once(tmp_path: Path) -> None:

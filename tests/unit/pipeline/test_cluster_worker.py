@@ -45,8 +45,10 @@ def place(tmp_path: Path) -> Workplace:
     return Workplace(tmp_path / "cache")
 
 
-def report(place: Workplace) -> Report:
-    return Report.here(place.folder, 2, 1 << 30, ("rack2",))
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """What a worker on this machine reports."""
+    return Report.here(Store(tmp_path_factory.mktemp("reporting")).folder, 2, 1 << 30, ("rack2",))
 
 
 def order(place: Workplace, toolchain: Mapping[str, str], **changes: object) -> Order:
@@ -118,45 +120,40 @@ def test_an_order_with_another_key_is_refused_and_a_closed_worker_runs_nothing(p
         answered(place, right)
 
 
-def worker(place: Workplace, **changes: str) -> Worker:
+def worker(report: Report, **changes: str) -> Worker:
     """Return a worker on this machine, with other versions of some packages."""
-    told = json.loads(report(place).model_dump_json())
+    told = json.loads(report.model_dump_json())
     told["environments"][""]["distributions"].update(changes)
     return Worker("tcp://one", Report.model_validate(told), "sha256", shares_store=False)
 
 
-def test_a_report_tells_which_nodes_fit(place: Workplace) -> None:
+def test_a_report_tells_which_nodes_fit(place: Workplace, report: Report) -> None:
     node = order(place, HERE.toolchain(["onnxruntime", "numpy"])).node
     need = Requirement.of(node)
-    assert worker(place).differs(need) == ""
+    assert worker(report).differs(need) == ""
     here = node.toolchain["numpy"]
-    assert worker(place, numpy="0.1").differs(need) == f"has numpy 0.1, not {here}"
-    assert worker(place, unrelated="0.1").differs(need) == ""
+    assert worker(report, numpy="0.1").differs(need) == f"has numpy 0.1, not {here}"
+    assert worker(report, unrelated="0.1").differs(need) == ""
     # A build of onnxruntime under another name is part of every key that contains onnxruntime.
-    beside = worker(place, **{"onnxruntime-openvino": "1.2"})
+    beside = worker(report, **{"onnxruntime-openvino": "1.2"})
     assert beside.differs(need) == "has onnxruntime-openvino 1.2, not none"
-    assert worker(place).differs(replace(need, environment="openvino/npu")) == "has no openvino"
-    assert {"rack2", "ep:cpu"} <= set(worker(place).report.tags)
+    assert worker(report).differs(replace(need, environment="openvino/npu")) == "has no openvino"
+    assert {"rack2", "ep:cpu"} <= set(report.tags)
 
 
-def test_a_plan_takes_a_provider_that_only_a_worker_has_from_its_report(
-    place: Workplace, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.skipif(not installed(QNN), reason="needs QNN")
+def test_a_plan_takes_a_provider_that_only_workers_have_from_their_reports(
+    place: Workplace, report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = worker(place)
-    if not installed(QNN):
-        pytest.skip("needs QNN")
+    one = worker(report)
     fingerprints = Fingerprints(Store(place.folder).index, "sha256")
     own = ep_place(Target(QNN, "npu"), fingerprints).toolchain(["onnxruntime", "onnx"])
     monkeypatch.setattr("winml_dag.pipeline.line.installed", lambda _: False)
-    with knowing(environments_of([found])):
+    with knowing(environments_of([one])):
         assert ep_place(Target(QNN, "npu"), fingerprints).toolchain(["onnxruntime", "onnx"]) == own
     assert environment_elsewhere("qnn/npu") is None
-
-
-def test_of_workers_that_differ_the_most_places_count_however_they_are_listed(place: Workplace) -> None:
-    if not installed(QNN):
-        pytest.skip("needs QNN")
-    one, other = worker(place), worker(place, onnxruntime="0.1")
+    # Of workers that differ, the most places count, however they are listed.
+    other = worker(report, onnxruntime="0.1")
     small = replace(other, report=other.report.model_copy(update={"places": 1}))
     assert environments_of([one, small]) == environments_of([small, one]) == one.providers
     assert environments_of([one, other]) == environments_of([other, one])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,21 +45,21 @@ def key(planned: PerfPlan) -> str:
     return cache_key(key_inputs)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"system": "win32 arm64"},
-        {"processor": "Another"},
-        {"logical_cores": 4},
-        {"usable_cores": 1},
-        {"memory_gib": 32},
-    ],
-)
-def test_another_host_has_another_key(tmp_path: Path, store: Store, other: Mapping[str, Any]) -> None:
-    model = save(tmp_path / "model.onnx")
-
-    assert key(plan(model, store)) == key(plan(model, store, replace(HOST)))
-    assert key(plan(model, store)) != key(plan(model, store, replace(HOST, **other)))
+def test_the_host_and_every_setting_are_in_the_key(tmp_path: Path, store: Store) -> None:
+    model = save(tmp_path / "model.onnx", first="batch")
+    usual = key(plan(model, store))
+    assert key(plan(model, store, replace(HOST))) == usual
+    hosts = (
+        *({"system": "win32 arm64"}, {"processor": "Another"}),
+        *({"logical_cores": 4}, {"usable_cores": 1}, {"memory_gib": 32}),
+    )
+    settings = (
+        *({"warmup": 1}, {"iterations": 5}, {"duration": 1.0}, {"threads": 1}),
+        *({"batch_size": 4}, {"seed": 1}, {"loads": 1}),
+    )
+    others = [key(plan(model, store, replace(HOST, **host))) for host in hosts]
+    others += [key(plan(model, store, perf=perf)) for perf in settings]
+    assert len({usual, *others}) == 1 + len(hosts) + len(settings)
 
 
 def test_a_gpu_matters_where_it_is_used_alone() -> None:
@@ -81,16 +80,6 @@ def test_this_host_tells_what_it_is_and_not_its_name() -> None:
     assert socket.gethostname() not in told.values()
 
 
-@pytest.mark.parametrize(
-    "perf",
-    [{"warmup": 1}, {"iterations": 5}, {"duration": 1.0}, {"threads": 1}, {"batch_size": 4}, {"seed": 1}, {"loads": 1}],
-)
-def test_every_setting_is_in_the_key(tmp_path: Path, store: Store, perf: Mapping[str, Any]) -> None:
-    model = save(tmp_path / "model.onnx", first="batch")
-
-    assert key(plan(model, store)) != key(plan(model, store, perf=perf))
-
-
 def test_what_is_read_is_in_the_key(tmp_path: Path, store: Store) -> None:
     model, other = save(tmp_path / "model.onnx"), save(tmp_path / "other.onnx", weight=2.0)
     data = tmp_path / "data.npz"
@@ -102,18 +91,12 @@ def test_what_is_read_is_in_the_key(tmp_path: Path, store: Store) -> None:
         key(plan(model, store, perf={"input_data": "data.npz"})),
     ]
     assert len(set(keys)) == 4
+    # Neither a picture nor a seed that nothing reads.
+    assert key(plan(model, store, draws=True)) == keys[0]
+    assert key(plan(model, store, perf={"input_data": "data.npz", "seed": 7})) == keys[3]
 
     np.savez(data, x=np.ones((1, 2, 3), np.float32))
     assert key(plan(model, store, perf={"input_data": "data.npz"})) not in keys
-
-
-def test_neither_a_picture_nor_a_seed_that_nothing_reads_is_in_the_key(tmp_path: Path, store: Store) -> None:
-    model, data = save(tmp_path / "model.onnx"), tmp_path / "data.npz"
-    np.savez(data, x=np.zeros((1, 2, 3), np.float32))
-
-    assert key(plan(model, store)) == key(plan(model, store, draws=True))
-    with_data = plan(model, store, perf={"input_data": "data.npz"})
-    assert key(with_data) == key(plan(model, store, perf={"input_data": "data.npz", "seed": 7}))
 
 
 def test_a_batch_that_the_model_does_not_take_is_refused(tmp_path: Path, store: Store) -> None:
@@ -146,17 +129,14 @@ def test_a_size_is_one_that_the_model_leaves_open(tmp_path: Path, store: Store) 
         plan(model, store, perf={"input_data": "data.npz", "sizes": {"length": 3}})
 
 
-@pytest.mark.parametrize(("name", "wrong"), [("none.npz", "does not exist"), ("model.onnx", "is no .npz file")])
-def test_data_that_is_not_there_is_named(tmp_path: Path, store: Store, name: str, wrong: str) -> None:
+def test_data_and_options_that_cannot_be_are_refused(tmp_path: Path, store: Store) -> None:
     model = save(tmp_path / "model.onnx")
 
-    with pytest.raises(InputError, match=rf"perf.input_data: .*{name} {wrong}"):
-        plan(model, store, perf={"input_data": name})
-
-
-def test_an_option_that_the_provider_does_not_know_is_refused(tmp_path: Path, store: Store) -> None:
+    for name, wrong in (("none.npz", "does not exist"), ("model.onnx", "is no .npz file")):
+        with pytest.raises(InputError, match=rf"perf.input_data: .*{name} {wrong}"):
+            plan(model, store, perf={"input_data": name})
     with pytest.raises(UsageError, match="has no provider options, but 'fast' is given"):
-        plan(save(tmp_path / "model.onnx"), store, options={"fast": "1"})
+        plan(model, store, options={"fast": "1"})
 
 
 def test_one_hosts_measurement_is_never_told_of_another(tmp_path: Path, store: Store) -> None:

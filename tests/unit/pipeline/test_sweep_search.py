@@ -1,15 +1,28 @@
-"""Concurrent searches: what they try, when they continue with float, and where they end."""
+"""Searches for nodes to keep: what they try, when they continue with float, where they end; recipes of trials."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus
-from winml_dag.pipeline.sweep.search import FLOAT, SIXTEEN, Keeping, PrecisionSearch, Ranked, search_together
+from winml_dag.pipeline.sweep.search import (
+    FLOAT,
+    SIXTEEN,
+    Keeping,
+    PrecisionSearch,
+    Ranked,
+    between,
+    next_counts,
+    search_together,
+    with_kept,
+)
 from winml_dag.recipe.goal import Search
 from winml_dag.recipe.load import LoadedRecipe
 from winml_dag.recipe.schema import Recipe
@@ -113,3 +126,94 @@ def test_what_cannot_be_ranked_is_not_searched() -> None:
     one, trials = PrecisionSearch(CELL, in_float(1), "it is of several components"), Trials()
     assert search_together([one], Search(), trials) == {}
     assert one.result(Search()).why == "nothing was searched: it is of several components"
+
+
+# Whether the bounds are met, by number of nodes kept, from 1 on: any course of quality.
+COURSES = st.lists(st.booleans(), min_size=1, max_size=60)
+
+
+def searched(holds: list[bool], method: str) -> dict[int, bool]:
+    tried = {0: False}
+    while counts := next_counts(tried, len(holds), method):  # type: ignore[arg-type]
+        assert not tried.keys() & set(counts)
+        tried |= {count: holds[count - 1] for count in counts}
+    return tried
+
+
+@given(COURSES)
+def test_what_bisect_finds_holds_and_one_less_does_not(holds: list[bool]) -> None:
+    tried = searched(holds, "bisect")
+    below, above = between(tried)
+    if above is None:
+        assert tried[len(holds)] is False
+    else:
+        assert (tried[above], tried[above - 1], below) == (True, False, above - 1)
+
+
+@given(st.integers(1, 400), st.data())
+def test_where_quality_grows_bisect_finds_the_fewest_with_few_trials(most: int, data: st.DataObject) -> None:
+    fewest = data.draw(st.integers(1, most + 1))
+    tried = searched([count >= fewest for count in range(1, most + 1)], "bisect")
+    assert between(tried)[1] == (fewest if fewest <= most else None)
+    assert len(tried) - 1 <= 2 * math.ceil(math.log2(min(fewest, most) + 1)) + 1
+
+
+@given(COURSES)
+def test_all_tries_every_number_at_once(holds: list[bool]) -> None:
+    assert next_counts({0: False}, len(holds), "all") == tuple(range(1, len(holds) + 1))
+    tried = searched(holds, "all")
+    smallest = next((place for place, each in enumerate(holds, 1) if each), None)
+    assert between(tried)[1] == smallest
+
+
+def trial(recipe: dict[str, Any], keeping: Keeping, *nodes: str) -> Any:
+    loaded = LoadedRecipe(Path("sweep.yaml"), Recipe.model_validate(recipe), "yaml")
+    return with_kept(loaded, nodes, keeping).recipe.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changed"),
+    [
+        (
+            {"model": "a.onnx", "precision": "w8a8"},
+            {"quant": {"node_overrides": {"x": {"activation_type": "uint16"}, "y/*": {"activation_type": "uint16"}}}},
+        ),
+        (
+            {"quant": {"samples": 4, "node_overrides": {"x": {"weight_type": "int8"}, "z": {"weight_type": "int8"}}}},
+            {
+                "quant": {
+                    "samples": 4,
+                    "node_overrides": {
+                        "x": {"weight_type": "int8", "activation_type": "uint16"},
+                        "z": {"weight_type": "int8"},
+                        "y/*": {"activation_type": "uint16"},
+                    },
+                }
+            },
+        ),
+        (
+            {"compile": {"quant_config": {"samples": 4}}},
+            {
+                "compile": {
+                    "quant_config": {
+                        "samples": 4,
+                        "node_overrides": {"x": {"activation_type": "uint16"}, "y/*": {"activation_type": "uint16"}},
+                    }
+                }
+            },
+        ),
+    ],
+    ids=["precision alone", "overrides of its own", "the quantization of compile"],
+)
+def test_nodes_in_16_bits_are_added_to_what_the_recipe_says(recipe: dict[str, Any], changed: dict[str, Any]) -> None:
+    assert trial(recipe, BOTH[0], "x", "y/*") == {**recipe, **changed}
+
+
+def test_nodes_in_float_are_added_to_those_that_are_left_out_already() -> None:
+    found = trial({"quant": {"nodes_to_exclude": ["head", "x"], "mode": "dynamic"}}, BOTH[1], "x", "y")
+    assert found == {"quant": {"nodes_to_exclude": ["head", "x", "y"], "mode": "dynamic"}}
+
+
+def test_in_float_something_is_left_to_quantize() -> None:
+    ranked = Ranked(tuple("abcde"), ())
+    assert [ranked.most(keeping, Search()) for keeping in BOTH] == [5, 4]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,46 +60,30 @@ def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     return recipes
 
 
-def another_stage(recipes: Recipes) -> None:
+def test_whatever_changes_is_seen(recipes: Recipes) -> None:
+    def then(expected: str) -> None:
+        assert recipes.build().startswith(expected)
+        assert recipes.said("two").is_file()
+        assert (recipes.folder / "out" / "sweep.json").is_file()
+        # Results rebuilt under an old plan are checked once more.
+        recipes.build()
+        assert recipes.build().endswith(" up to date.")
+
     recipes.write("two", "something else")
-
-
-def another_recipe(recipes: Recipes) -> None:
-    recipes.write("three", "three")
-
-
-def no_output(recipes: Recipes) -> None:
+    then("2 cells in 0.0 s: 1 built, 1 up to date; 1 stage run")
     recipes.said("two").unlink()
-
-
-def no_sweep_json(recipes: Recipes) -> None:
+    then("2 cells in 0.0 s: 1 built, 1 up to date; 0 stages run")
     (recipes.folder / "out" / "sweep.json").unlink()
-
-
-def no_cache(recipes: Recipes) -> None:
+    then("2 cells in 0.0 s: 2 up to date; 0 stages run")
+    for note in (recipes.folder / "cache" / "standing").glob("*.note"):
+        note.write_bytes(note.read_bytes()[:-7])
+    then("2 cells in 0.0 s: 2 up to date; 0 stages run")
     for path in (recipes.folder / "cache" / "blobs").rglob("*"):
         if path.is_file():
             path.unlink()
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        pytest.param(another_stage, "2 cells in 0.0 s: 1 built, 1 up to date; 1 stage run", id="a recipe edited"),
-        pytest.param(another_recipe, "3 cells in 0.0 s: 1 built, 2 up to date; 1 stage run", id="a recipe added"),
-        pytest.param(no_output, "2 cells in 0.0 s: 1 built, 1 up to date; 0 stages run", id="an output removed"),
-        pytest.param(no_sweep_json, "2 cells in 0.0 s: 2 up to date; 0 stages run", id="sweep.json removed"),
-        pytest.param(no_cache, "2 cells in 0.0 s: 2 built; 2 stages run", id="results lost"),
-    ],
-)
-def test_whatever_changes_is_seen(recipes: Recipes, change: Callable[[Recipes], None], expected: str) -> None:
-    change(recipes)
-    assert recipes.build().startswith(expected)
-    assert recipes.said("two").is_file()
-    assert (recipes.folder / "out" / "sweep.json").is_file()
-    # Results rebuilt under an old plan are checked once more.
-    recipes.build()
-    assert recipes.build().endswith(" up to date.")
+    then("2 cells in 0.0 s: 2 built; 2 stages run")
+    recipes.write("three", "three")
+    then("3 cells in 0.0 s: 1 built, 2 up to date; 1 stage run")
 
 
 def test_what_is_asked_for_otherwise_is_looked_at_anew(recipes: Recipes) -> None:
@@ -109,19 +92,10 @@ def test_what_is_asked_for_otherwise_is_looked_at_anew(recipes: Recipes) -> None
     assert recipes.build("--filter", "one") == f"{one}."
     assert recipes.build() == AT_A_GLANCE
     assert recipes.build("--rebuild").startswith("2 cells in 0.0 s: 2 built; 2 stages run")
-
-
-def test_what_somebody_else_has_put_there_is_seen(recipes: Recipes) -> None:
+    # What somebody else has put there is seen.
     (recipes.folder / "out" / "sweep.json").write_text("{}", encoding="utf-8")
     assert "is not what a sweep has left there" in recipes.build(code=2)
     assert (recipes.folder / "out" / "sweep.json").read_text(encoding="utf-8") == "{}"
-
-
-def test_a_damaged_note_counts_as_none(recipes: Recipes) -> None:
-    for note in (recipes.folder / "cache" / "standing").glob("*.note"):
-        note.write_bytes(note.read_bytes()[:-7])
-    assert recipes.build().startswith("2 cells in 0.0 s: 2 up to date; 0 stages run")
-    assert recipes.build() == AT_A_GLANCE
 
 
 def test_an_edit_of_what_cells_are_measured_on_is_seen(

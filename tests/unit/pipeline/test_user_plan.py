@@ -10,14 +10,18 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 from pipeline_samples import save_model
 
+from winml_dag.engine.command import fill
 from winml_dag.engine.stage import Node
 from winml_dag.errors import RecipeError, UsageError
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.plan import plan_build
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.resolve import build_of
+from winml_dag.pipeline.userstages.plan import placeholders, plain_words
 from winml_dag.store.store import Store
 
 Planner = Callable[..., BuildGraph]
@@ -80,31 +84,6 @@ def test_stages_become_nodes_that_read_each_other_and_files(planned: Planner, fo
     assert found.summary.origin == "stages"
 
 
-def test_the_name_of_a_stage_and_its_timeout_are_in_no_key(planned: Planner) -> None:
-    before = node(planned({"tidy": TIDY}), "tidy")
-    after = node(planned({"other-name": {**TIDY, "timeout": 5}}), "other-name")
-    assert (before.stage.name, before.config, before.inputs, before.toolchain) == (
-        after.stage.name,
-        after.config,
-        after.inputs,
-        after.toolchain,
-    )
-    assert after.stage.timeout_seconds == 5
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"env": {"LANG": "C"}},
-        {"config": {"limit": 10}},
-        {"outputs": {"clean": "build/other.txt"}},
-        {"command": [*TIDY["command"], "--fast"]},
-    ],
-)
-def test_what_the_work_depends_on_is_in_the_config(planned: Planner, change: dict[str, Any]) -> None:
-    assert node(planned({"tidy": TIDY}), "tidy").config != node(planned({"tidy": {**TIDY, **change}}), "tidy").config
-
-
 def test_a_folder_is_all_files_in_it_under_their_names_from_the_recipes_folder(planned: Planner) -> None:
     found = planned({"tidy": {**TIDY, "inputs": {"text": "raw/"}}})
     assert [file.name for file in found.sources["raw/"].files] == ["raw/more/list.txt", "raw/notes.txt"]
@@ -146,7 +125,7 @@ stages:
         (4, "there is no file raw/note.txt; did you mean 'notes.txt'?"),
         (5, "../notes.txt leaves the recipe's folder"),
         (7, "there is no program tools/none.py in the recipe's folder"),
-        (8, "there is no file tidi.clean"),
+        (8, "there is no file tidi.clean; did you mean 'tidy.clean'?"),
         (8, "tidy has no output 'claen'"),
         (9, "'con' is a name that not every system can have"),
     ):
@@ -187,18 +166,18 @@ def test_what_cannot_be_is_refused(planned: Planner, count: dict[str, Any], comp
     assert complaint in found
 
 
-def test_an_output_that_is_a_source_is_refused(planned: Planner) -> None:
-    found = problems(planned, {"tidy": {**TIDY, "outputs": {"clean": "raw/notes.txt"}}})
-    assert "raw/notes.txt is an output of 'tidy'" in found
-
-
-@pytest.mark.parametrize("name", ["a.b", "a b", "", "é"])
-def test_names_of_stages_are_plain(planned: Planner, name: str) -> None:
-    assert "the name of a stage has letters, digits, - and _ only" in problems(planned, {name: TIDY})
-
-
-def test_a_stage_named_like_one_of_ours_needs_another_name(planned: Planner) -> None:
-    assert "quantize is one of our stages; choose another name" in problems(planned, {"quantize": TIDY})
+@pytest.mark.parametrize(
+    ("stages", "complaint"),
+    [
+        ({"tidy": {**TIDY, "outputs": {"clean": "raw/notes.txt"}}}, "raw/notes.txt is an output of 'tidy'"),
+        *(({name: TIDY}, "the name of a stage has letters, digits, - and _ only") for name in ("a.b", "a b", "", "é")),
+        ({"quantize": TIDY}, "quantize is one of our stages; choose another name"),
+        ({"tidy": {**TIDY, "inputs": {"text": "tidy.clean"}}}, "wait for each other: tidy -> tidy"),
+        ({}, "names neither a model nor a stage"),
+    ],
+)
+def test_stages_that_cannot_be_are_refused(planned: Planner, stages: dict[str, Any], complaint: str) -> None:
+    assert complaint in problems(planned, stages)
 
 
 def test_stages_that_wait_for_each_other_are_named_with_their_line(planned: Planner) -> None:
@@ -209,12 +188,6 @@ def test_stages_that_wait_for_each_other_are_named_with_their_line(planned: Plan
     found = problems(planned, text=text)
     assert "recipe.yaml:2: stages.one: these stages wait for each other" in found
     assert "one -> two -> one" in found or "two -> one -> two" in found
-
-
-def test_a_stage_that_reads_itself_is_refused(planned: Planner) -> None:
-    assert "wait for each other: tidy -> tidy" in problems(
-        planned, {"tidy": {**TIDY, "inputs": {"text": "tidy.clean"}}}
-    )
 
 
 def test_stages_beside_words_of_a_model_need_a_model(planned: Planner) -> None:
@@ -230,11 +203,6 @@ def test_a_source_with_a_name_that_not_every_system_has_is_refused(planned: Plan
     )
 
 
-def test_a_recipe_without_a_stage_is_not_one_without_an_output_folder(planned: Planner) -> None:
-    with pytest.raises(RecipeError, match="names neither a model nor a stage"):
-        planned({})
-
-
 def test_between_two_quantizations_there_is_no_room(planned: Planner, folder: Path) -> None:
     """Readers of quantize's output read the end of the chain, and its inputs go to the start of the chain."""
     save_model(folder / "small.onnx")
@@ -248,3 +216,28 @@ def test_between_two_quantizations_there_is_no_room(planned: Planner, folder: Pa
     ]
     assert node(found, "behind").inputs["text"] == "quantize.1.model"
     assert node(found, "finalize").inputs["model"] == "quantize.1.model"
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("tools/tidy.py", {"tools/tidy.py"}),
+        ("--script=tools/tidy.py", {"tools/tidy.py"}),
+        ("cat 'a.txt' b.txt>{outputs.n};c", {"cat", "a.txt", "b.txt", "c"}),
+        ("$(cat a.txt)", {"cat", "a.txt"}),
+        ("a name with blanks.txt", {"a name with blanks.txt", "blanks.txt"}),
+        ("{inputs.text}.bak", set()),
+        ("awk '{print NR}' data.csv", {"data.csv"}),
+    ],
+)
+def test_words_that_may_be_files_are_found(argument: str, words: set[str]) -> None:
+    found = plain_words(argument)
+    assert words <= set(found)
+    assert not any("{" in word and "." in word and "inputs" in word for word in found)
+
+
+@given(st.text("{}inputs.outpx ", max_size=30))
+def test_what_is_found_as_a_placeholder_is_what_is_filled_in(argument: str) -> None:
+    found = list(placeholders(argument))
+    names = {section: {name: "\0" for other, name in found if other == section} for section in ("inputs", "outputs")}
+    assert fill(argument, {**names, "config": {}}).count("\0") == len(found)

@@ -1,13 +1,17 @@
-"""The contents of a graph page: every box, folded or not, and texts only as data."""
+"""The graph page: its layout, every box, folded or not, and texts only as data."""
 
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from report_samples import bare_report
 
-from winml_dag.report.graphpage import GRAPH_PAGE, graph_html, summary
+from winml_dag.report.graphpage import GRAPH_PAGE, graph_html, lay_out, summary
 from winml_dag.report.graphview import Box, GraphView, folded_view
 from winml_dag.report.page import REPORT_PAGE, html_of
 
@@ -72,3 +76,62 @@ def test_pages_in_one_folder_link_each_other(tmp_path: Path) -> None:
         path.touch()
     assert '<a href="graph.html">' in html_of(bare_report(), None, report)
     assert '<a href="report.html">' in graph_html(view(2), "t", "m", graph)
+
+
+Drawn = tuple[list[str], list[tuple[int, int]], list[float], list[bool]]
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> Drawn:
+    """Draw steps, forward edges, ranks, and which boxes pull."""
+    count = draw(st.integers(0, 12))
+    steps = [draw(st.sampled_from(["a", "b", "c", "d"])) for _ in range(count)]
+    pairs = [(maker, reader) for reader in range(count) for maker in range(reader)]
+    edges = draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
+    ranks = [float(draw(st.integers(0, 3))) for _ in range(count)]
+    return steps, edges, ranks, [draw(st.booleans()) for _ in range(count)]
+
+
+@given(graphs())
+def test_no_box_covers_another_and_every_line_goes_to_the_right(graph: Drawn) -> None:
+    steps, edges, ranks, pulls = graph
+    found = lay_out(steps, edges, ranks, pulls)
+    by_column: dict[int, list[float]] = {}
+    for column, row in zip(found.columns, found.rows, strict=True):
+        by_column.setdefault(column, []).append(row)
+    for rows in by_column.values():
+        ordered = sorted(rows)
+        assert all(below - above >= 0.98 for above, below in pairwise(ordered))
+    assert all(found.columns[maker] < found.columns[reader] for maker, reader in edges)
+    assert min((*found.rows, *found.lanes.values()), default=0) == 0
+    for (_, column), lane in found.lanes.items():  # between the boxes, never behind one
+        assert all(abs(lane - row) >= 0.68 for row in by_column[column])
+    assert all(len(found.route(*edge)) == found.columns[edge[1]] - found.columns[edge[0]] - 1 for edge in edges)
+    assert sorted(set(found.columns)) == list(range(found.width if steps else 0))
+    places = sorted(range(len(steps)), key=lambda box: (found.columns[box], found.rows[box]))
+    for above, below in pairwise(places):  # ordered by their ranks
+        assert found.columns[above] != found.columns[below] or ranks[above] <= ranks[below]
+
+
+@pytest.mark.parametrize(
+    ("steps", "edges", "columns", "rows"),
+    [
+        # The second build has a compile, the first one does not.
+        (["export", "validate", "export", "compile", "validate"], [(0, 1), (2, 3), (3, 4)], (0, 2, 0, 1, 2), None),
+        (["export", *["quantize"] * 3], [(0, 1), (0, 2), (0, 3)], (0, 1, 1, 1), (1.0, 0.0, 1.0, 2.0)),
+        (["a", "a", "b", "b"], [(0, 3), (1, 2)], (0, 0, 1, 1), (0.0, 1.0, 1.0, 0.0)),
+    ],
+    ids=["a column for each step", "what all read stands in their middle", "lines do not cross"],
+)
+def test_boxes_stand_where_lines_are_short(
+    steps: list[str], edges: list[tuple[int, int]], columns: tuple[int, ...], rows: tuple[float, ...] | None
+) -> None:
+    found = lay_out(steps, edges, [0.0] * len(steps), [True] * len(steps))
+    assert found.columns == columns
+    assert rows in (None, found.rows)
+
+
+def test_a_source_is_drawn_beside_what_reads_it_first() -> None:
+    edges = [(1, 2), (2, 3), (0, 3)]
+    found = lay_out(["source", "export", "optimize", "compile"], edges, [0.0] * 4, [False, True, True, True])
+    assert found.columns == (1, 0, 1, 2)

@@ -202,13 +202,9 @@ def test_builds_without_a_sweep_are_rows_named_by_their_folders(tmp_path: Path) 
     assert [(run.id, run.status) for run in report.rows[0].stages][:2] == [("export", "reused"), ("quantize", "ran")]
     assert report.rows[0].saved_seconds == 5.0
     assert collect([tmp_path / "out" / "a"]).rows[0].name == "a"
-
-
-def test_folders_of_several_calls_have_names_that_differ(tmp_path: Path) -> None:
-    put_build(tmp_path / "x" / "a")
-    put_build(tmp_path / "y" / "a")
-    names = [row.name for row in collect([tmp_path / "x", tmp_path / "y"]).rows]
-    assert names == ["a", f"{tmp_path / 'y' / 'a'}: a"]
+    put_build(tmp_path / "other" / "a")
+    names = [row.name for row in collect([tmp_path / "out", tmp_path / "other"]).rows]
+    assert names == ["a", "deep/b", f"{tmp_path / 'other' / 'a'}: a"]
 
 
 def test_shards_of_one_sweep_are_joined(tmp_path: Path) -> None:

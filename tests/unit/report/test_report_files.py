@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-from dataclasses import replace
+import re
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,9 @@ from report_folders import cell, evaluated, failed, manifest, perf, put_sweep, s
 from winml_dag.errors import InputError, UsageError
 from winml_dag.pipeline.sweep.result import CellStatus, GoalResult
 from winml_dag.report.collect import collect
-from winml_dag.report.files import COLUMNS, csv_of, default_files, json_text, read_report, report_json, write_files
-from winml_dag.report.row import Report, Row
+from winml_dag.report.compare import Bound, Change, Compared, Comparison
+from winml_dag.report.files import COLUMNS, csv_of, default_files, read_report, write_files
+from winml_dag.report.row import Accuracy, Latency, Placement, Quality, Report, Row, Size
 from winml_dag.report.table import table_lines
 
 
@@ -39,7 +41,7 @@ def _rows(text: str) -> list[dict[str, str]]:
 
 def test_what_is_read_back_is_what_was_written(report: Report, tmp_path: Path) -> None:
     path = tmp_path / "report.json"
-    path.write_text(json_text(report_json(report)), encoding="utf-8")
+    write_files({"json": path}, report, None, overwrite=False)
     assert read_report(path) == report
     assert json.loads(path.read_text(encoding="utf-8"))["format"] == 2
 
@@ -169,3 +171,15 @@ def test_files_of_others_are_left_alone(report: Report, tmp_path: Path) -> None:
     write_files(files, report, None, overwrite=False)
     write_files(files, report, None, overwrite=False)  # owned files are replaced
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.csv", "report.html", "report.json"]
+
+
+_PAGE = Path(__file__).parents[3] / "docs" / "reference" / "report.md"
+_FORMS = (Report, Row, Size, Latency, Quality, Accuracy, Placement, Comparison, Compared, Change, Bound)
+
+
+def test_the_documentation_names_every_field_and_the_columns_in_their_order() -> None:
+    page = _PAGE.read_text(encoding="utf-8")
+    named = set(re.findall(r"`(\w+)`", page))
+    for form in _FORMS:
+        assert {field.name for field in fields(form)} <= named, form
+    assert re.findall(r"`(\w+)`", page.rpartition("before it.")[2]) == list(COLUMNS)

@@ -80,6 +80,10 @@ class Failure:
     log: str | None = None
     tail: tuple[str, ...] = ()
 
+    @property
+    def sentence(self) -> str:
+        return f"failed{f' in {self.stage}' if self.stage else ''}: {self.error}"
+
 
 @dataclass(frozen=True)
 class Measured:

@@ -351,8 +351,3 @@ class Links:
         near = did_you_mean(match[1], known) if match else ""
         self._findings.add(location, f"{text!r} is not an output of a stage (stage.output){near}")
         return None
-
-
-def taken_files(recipe: Path, folder: Path) -> dict[str, str]:
-    """Return files that outputs may not overwrite, for :class:`OutputPaths`."""
-    return {recipe.name: "the recipe itself"} if recipe.parent.resolve() == folder else {}

@@ -6,7 +6,7 @@ Everything is looked up first, all problems are reported together, and then all 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -18,7 +18,7 @@ from winml_dag.engine.stage import Command, InputSlot, Node, Stage
 from winml_dag.engine.worker import CALL
 from winml_dag.errors import did_you_mean, known_instead
 from winml_dag.pipeline.buildgraph import NAME, BuiltIn, Declared, Tools, UserPlan, rewires_builtin
-from winml_dag.pipeline.userstages.inputs import KIND, Links, OutputPaths, UserFiles, taken_files
+from winml_dag.pipeline.userstages.inputs import KIND, Links, OutputPaths, UserFiles
 from winml_dag.pipeline.userstages.tools import MODULE, Functions, PluginProblem, Programs, load_plugin, plugin_config
 from winml_dag.recipe.document import Findings, Location
 from winml_dag.recipe.schema import StageEntry
@@ -41,17 +41,12 @@ def placeholders(argument: str) -> Iterator[tuple[str, str]]:
                 yield match[1], match[2]
 
 
-def plain_words(arguments: Iterable[str]) -> Iterator[str]:
-    """Yield everything in *arguments* that might name a file: words between white space and shell delimiters.
-
-    Placeholders are excluded. A whole argument is included, too, since a file name may contain blanks.
-    """
-    for argument in arguments:
-        yield from _words(argument)
-
-
 @cache
-def _words(argument: str) -> tuple[str, ...]:
+def plain_words(argument: str) -> tuple[str, ...]:
+    """Return everything in *argument* that might name a file: words between white space and shell delimiters.
+
+    Placeholders are excluded. The whole argument is included, too, since a file name may contain blanks.
+    """
     text = PLACEHOLDER.sub("\0 \0", argument)
     words = [word for word in _WORD.findall(text) if "\0" not in word and word[0] != "-"]
     return (*words, argument) if "\0" not in text and argument not in words and len(argument) < 256 else tuple(words)
@@ -93,7 +88,8 @@ class _Planner:
         self._declared = declared
         self._builtin = builtin
         self._findings = Findings(declared.recipe, declared.positions)
-        taken = {**taken_files(declared.recipe, declared.folder), **taken}
+        if declared.recipe.parent.resolve() == declared.folder:
+            taken = {declared.recipe.name: "the recipe itself", **taken}
         self._outputs = OutputPaths(declared, taken, self._findings)
         self._files = UserFiles(declared, self._outputs, self._findings)
         self._links = Links(declared, builtin, self._outputs, self._files, self._findings)
@@ -244,7 +240,7 @@ class _Planner:
         """Yield the slot names of project files that *arguments* name directly."""
         declared = set(self._links.inputs[name].values())
         seen: set[str] = set()
-        for word in plain_words(arguments):
+        for word in (word for argument in arguments for word in plain_words(argument)):
             maker = self._outputs.maker_around(word)
             if maker is not None:
                 # An output of this stage, or of one that it reads: a command that works on these names them.
