@@ -19,7 +19,7 @@ from scenario import Project, ran_in_cells
 from winml_dag.cli import run
 from winml_dag.recipe.load import shipped_path
 
-MODEL = "resnet"
+MODEL = "bert"
 PRECISIONS = ("fp16", "w8a8", "w4a16")
 
 
@@ -70,7 +70,7 @@ def test_cells_share_their_work_a_second_run_runs_nothing_and_an_edit_what_reads
     assert {cell["status"] for cell in again["cells"]} == {"up to date"}
     write(project, overrides=[{"when": {"precision": "w8a8"}, "quant": {"samples": 5}}])
     edited = project.told(*build, "--filter", "precision=w8a8,w4a16")
-    assert ran_in_cells(edited).keys() == {"resnet/w8a8/cpu", "resnet/w8a8/npu"}
+    assert ran_in_cells(edited).keys() == {f"{MODEL}/w8a8/cpu", f"{MODEL}/w8a8/npu"}
     # Ranges are computed once for both targets.
     assert stages(edited) == {"calibrate": 1, "quantize": 2, "compile": 1, "validate": 2, "finalize": 2}
 

@@ -119,7 +119,7 @@ SMALL = SweepResult(
 
 
 @given(SWEEPS)
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_what_is_written_is_read_again(sweep: SweepResult) -> None:
     assert sweep_of(text_of(sweep)) == sweep
 

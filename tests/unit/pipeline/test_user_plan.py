@@ -125,7 +125,7 @@ stages:
         (4, "there is no file raw/note.txt; did you mean 'notes.txt'?"),
         (5, "../notes.txt leaves the recipe's folder"),
         (7, "there is no program tools/none.py in the recipe's folder"),
-        (8, "there is no file tidi.clean; did you mean 'tidy.clean'?"),
+        (8, "there is no file tidi.clean"),
         (8, "tidy has no output 'claen'"),
         (9, "'con' is a name that not every system can have"),
     ):
@@ -145,6 +145,7 @@ stages:
         ({"outputs": {"n": ".winml-dag/n"}}, ".winml-dag is where manifests are kept"),
         ({"outputs": {"n.m": "n"}}, "a name has letters, digits, - and _ only"),
         ({"inputs": {"text": "build/notes.txt"}}, "is an output of 'tidy'; read it as tidy.clean"),
+        ({"inputs": {"text": "tidi.clean"}}, "there is no file tidi.clean; did you mean 'tidy.clean'?"),
         ({"inputs": {"text": "./"}}, "has outputs of stages in it"),
         ({"inputs": {"text": "raw"}}, "raw is a folder; write raw/"),
         ({"inputs": {"text": "raw/notes.txt/"}}, "raw/notes.txt/ is a file"),
@@ -173,7 +174,6 @@ def test_what_cannot_be_is_refused(planned: Planner, count: dict[str, Any], comp
         *(({name: TIDY}, "the name of a stage has letters, digits, - and _ only") for name in ("a.b", "a b", "", "é")),
         ({"quantize": TIDY}, "quantize is one of our stages; choose another name"),
         ({"tidy": {**TIDY, "inputs": {"text": "tidy.clean"}}}, "wait for each other: tidy -> tidy"),
-        ({}, "names neither a model nor a stage"),
     ],
 )
 def test_stages_that_cannot_be_are_refused(planned: Planner, stages: dict[str, Any], complaint: str) -> None:
@@ -201,6 +201,11 @@ def test_a_source_with_a_name_that_not_every_system_has_is_refused(planned: Plan
     assert "'a:b.txt' is a name that not every system can have" in problems(
         planned, {"tidy": {**TIDY, "inputs": {"text": "raw/"}}}
     )
+
+
+def test_a_recipe_without_a_stage_is_not_one_without_an_output_folder(planned: Planner) -> None:
+    with pytest.raises(RecipeError, match="names neither a model nor a stage"):
+        planned({})
 
 
 def test_between_two_quantizations_there_is_no_room(planned: Planner, folder: Path) -> None:
