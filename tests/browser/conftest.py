@@ -63,9 +63,9 @@ def browser() -> Iterator[Browser]:
         started.close()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def window(browser: Browser) -> Iterator[Page]:
-    """One window for all tests: creating another costs as much as a test."""
+    """One window for all tests of a module, with a memory of its own: another for each would cost as much as a test."""
     page = browser.new_page()
     yield page
     page.close()

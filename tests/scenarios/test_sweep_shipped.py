@@ -19,7 +19,7 @@ from scenario import Project, ran_in_cells
 from winml_dag.cli import run
 from winml_dag.recipe.load import shipped_path
 
-MODEL = "bert"
+MODEL = "resnet"
 PRECISIONS = ("fp16", "w8a8", "w4a16")
 
 
