@@ -105,9 +105,16 @@ class Dataflow:
         return tuple(dim if isinstance(dim, int) and dim >= 0 else None for dim in value.dims)
 
     def numbers(self, name: str) -> Numbers | None:
-        """Return the numbers of a small constant; None for other values."""
-        tensor = self.constants.get(name)
-        return None if tensor is None else numbers_of(tensor)
+        """Return the numbers of a constant if they are few and in the file itself; None for other values."""
+        if (tensor := self.constants.get(name)) is None:
+            return None
+        count = prod(tensor.dims)
+        letter = struct_letter(tensor.data_type)
+        if tensor.integers and len(tensor.integers) == count and letter not in ("e", ""):
+            return tensor.integers
+        if not letter or not count or len(tensor.plain) != count * struct.calcsize(letter):
+            return None
+        return struct.unpack(f"<{count}{letter}", tensor.plain)
 
 
 def _given(node: Node) -> Iterable[Tensor]:
@@ -123,17 +130,6 @@ def _given(node: Node) -> Iterable[Tensor]:
         elif attribute.name == "value_floats":
             count = len(attribute.numbers)
             yield Tensor("", 1, (count,), 0, None, None, (), struct.pack(f"<{count}f", *attribute.numbers))
-
-
-def numbers_of(tensor: Tensor) -> Numbers | None:
-    """Return the numbers of *tensor* if they are few and in the file itself."""
-    count = prod(tensor.dims)
-    letter = struct_letter(tensor.data_type)
-    if tensor.integers and len(tensor.integers) == count and letter not in ("e", ""):
-        return tensor.integers
-    if not letter or not count or len(tensor.plain) != count * struct.calcsize(letter):
-        return None
-    return struct.unpack(f"<{count}{letter}", tensor.plain)
 
 
 def _read_inside(node: Node) -> Iterable[str]:

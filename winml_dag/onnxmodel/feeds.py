@@ -116,9 +116,7 @@ def _narrowed(spec: InputSpec, other: InputSpec) -> InputSpec:
         return replace(spec, value_range=value_range)
     sizes = zip(spec.shape, other.shape, strict=True)
     return replace(
-        spec,
-        shape=tuple(mine if isinstance(mine, int) else theirs for mine, theirs in sizes),
-        value_range=value_range,
+        spec, shape=tuple(mine if isinstance(mine, int) else theirs for mine, theirs in sizes), value_range=value_range
     )
 
 

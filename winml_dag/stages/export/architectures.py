@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from winml_dag.canonical import JsonValue
 from winml_dag.errors import RecipeError
 
-# The roles of components; component_modules has a PyTorch module for each.
+# The roles of components; stages.export.subject has a PyTorch module for each.
 ENCODER = "encoder"
 DECODER = "decoder"
 TEXT_TOWER = "text tower"
@@ -152,10 +152,7 @@ _ROWS = (
         tested=True,
     ),
     Architecture(
-        "blip",
-        _image_to_text("BlipForConditionalGeneration", "BlipVision", "Blip"),
-        "image-to-text",
-        _VISUAL_QUESTIONS,
+        "blip", _image_to_text("BlipForConditionalGeneration", "BlipVision", "Blip"), "image-to-text", _VISUAL_QUESTIONS
     ),
     Architecture("vilt", tasks=_VISUAL_QUESTIONS),
     # Of its image encoder: the rest cannot be a single graph.

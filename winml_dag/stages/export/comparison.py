@@ -86,10 +86,7 @@ def tensors_of(feed: Arrays) -> dict[str, Tensor]:
 
 
 def output_shape(
-    tensor: str,
-    seen: Sequence[tuple[int, ...]],
-    sizes: Sequence[Sizes],
-    dynamic_axes: Mapping[str, Mapping[str, str]],
+    tensor: str, seen: Sequence[tuple[int, ...]], sizes: Sequence[Sizes], dynamic_axes: Mapping[str, Mapping[str, str]]
 ) -> Shape:
     """The shape of the output *tensor*, from the shapes *seen* in the runs with *sizes*.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import transformers
@@ -34,10 +34,6 @@ def transformers_name(model_type: str) -> str | None:
     if wanted in CONFIG_MAPPING:
         return wanted
     return next((name for name in CONFIG_MAPPING if same_spelling(name) == same_spelling(wanted)), None)
-
-
-def is_known(model_type: str) -> bool:
-    return transformers_name(model_type) is not None
 
 
 def configuration_class(model_type: str) -> type[PreTrainedConfig]:
@@ -72,9 +68,9 @@ def configuration(model_type: str, overrides: Mapping[str, JsonValue]) -> PreTra
     row = architecture(model_type)
     parts = row.parts if row else {}
     try:
-        completed = {**parts, **overrides}
+        completed: dict[str, Any] = {**parts, **overrides}
         for name, usual in parts.items():
-            completed[name] = {**usual, **_mapping(overrides.get(name))}
+            completed[name] = {**usual, **completed[name]}
         for name, part in getattr(made_by, "sub_configs", {}).items():
             given = completed.get(name)
             if isinstance(given, Mapping) and part.__name__ == "AutoConfig" and "model_type" not in given:
@@ -85,10 +81,6 @@ def configuration(model_type: str, overrides: Mapping[str, JsonValue]) -> PreTra
         raise StageError(
             f"loader.random_weights.config does not fit {made_by.__name__}: {explanation(error)}."
         ) from error
-
-
-def _mapping(value: JsonValue) -> Mapping[str, JsonValue]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def named_class(class_name: str, model_type: str) -> Any:
@@ -143,7 +135,7 @@ def model_class_of(loader: LoaderFields, config: PreTrainedConfig, made: Any) ->
     if own is not None:
         return own, True
     if loader.model_class is None:
-        return _auto_class(task, config), True
+        return _auto_class([getattr(transformers, name) for name in task.auto_classes], task, config), True
     found = named_class(loader.model_class, config.model_type)
     if not is_model_class(found):
         models = [each for each in dir(transformers) if "Model" in each or "For" in each]
@@ -153,13 +145,8 @@ def model_class_of(loader: LoaderFields, config: PreTrainedConfig, made: Any) ->
             f"{did_you_mean(loader.model_class, models)}"
         )
     if issubclass(found, _BaseAutoModelClass):
-        if not _knows(found, config):
-            raise StageError(
-                f"{found.__name__} has no model for the architecture {config.model_type!r}, so it cannot be exported "
-                f"for the task {task.name!r}.",
-                advice="Choose another loader.task, or name the class in loader.model_class.",
-            )
-    elif not isinstance(config, found.config_class):
+        return _auto_class([found], task, config), True
+    if not isinstance(config, found.config_class):
         raise StageError(
             f"loader.model_class {loader.model_class!r} is not a class for the architecture {config.model_type!r}."
         )
@@ -185,8 +172,8 @@ def _own_class(loader: LoaderFields, config: PreTrainedConfig, task: Task) -> An
     return None
 
 
-def _auto_class(task: Task, config: PreTrainedConfig) -> Any:
-    found = [getattr(transformers, name) for name in task.auto_classes]
+def _auto_class(found: Sequence[Any], task: Task, config: PreTrainedConfig) -> Any:
+    """The first class of *found* that supports the architecture."""
     for each in found:
         if _knows(each, config):
             return each

@@ -33,7 +33,6 @@ from winml_dag.stages.export import (
     ExportFields,
     SignatureConfig,
 )
-from winml_dag.stages.export.architectures import chosen_components
 from winml_dag.stages.export.comparison import (
     RUNS,
     Arrays,
@@ -51,13 +50,7 @@ from winml_dag.stages.export.configuration import did_you_mean
 from winml_dag.stages.export.detect import task_named
 from winml_dag.stages.export.exporter import ExportOptions, check_export, export_onnx, exporter_of
 from winml_dag.stages.export.fitting import fitted
-from winml_dag.stages.export.hierarchy import (
-    METADATA_FILE,
-    ModelFacts,
-    hierarchy_metadata,
-    node_tags,
-    traced_modules,
-)
+from winml_dag.stages.export.hierarchy import METADATA_FILE, ModelFacts, hierarchy_metadata, node_tags, traced_modules
 from winml_dag.stages.export.inputs import ModelInput, model_inputs
 from winml_dag.stages.export.loading import (
     LoadedModel,
@@ -66,7 +59,7 @@ from winml_dag.stages.export.loading import (
     refuse_made_up_weights,
 )
 from winml_dag.stages.export.module import module_subject, parent_loader
-from winml_dag.stages.export.subject import Subject, call_model, choose_outputs, chosen_subject, component_subject
+from winml_dag.stages.export.subject import Subject, call_model, choose_outputs, chosen_subject
 
 MODEL_FILE = "export.onnx"
 
@@ -108,7 +101,10 @@ def run_components(config: ComponentsConfig, workspace: Workspace) -> JsonObject
     folder, script = workspace.inputs.get("model"), workspace.inputs.get("script")
     tensors = [tensor for asked in config.components.values() for tensor in asked.export.input_tensors or ()]
     loaded = load_pytorch_model(config.loader, folder, script, tensors)
-    subjects = {name: _component(loaded, asked, folder) for name, asked in config.components.items()}
+    subjects = {
+        name: chosen_subject(loaded, replace(config.loader, task=asked.task, model_class=asked.model_class), folder)
+        for name, asked in config.components.items()
+    }
     _refuse_unknown_tensors(config.components.values(), subjects.values())
     exported: dict[str, Exported] = {}
     for done, (name, subject) in enumerate(subjects.items()):
@@ -127,14 +123,6 @@ def run_components(config: ComponentsConfig, workspace: Workspace) -> JsonObject
             for name in config.components
         }
     }
-
-
-def _component(loaded: LoadedModel, asked: ComponentFields, folder: Path | None) -> Subject:
-    model_type = loaded.model.config.model_type
-    found = chosen_components(model_type, asked.task, asked.model_class)
-    if len(found) != 1:
-        raise StageError(f"A {model_type} model has no component {asked.model_class}.")
-    return component_subject(loaded, found[0], folder)
 
 
 def own_fields(asked: ComponentFields, subject: Subject) -> ExportFields:

@@ -155,11 +155,7 @@ TASKS = {
         Task("fill-mask", ("AutoModelForMaskedLM",), _LOGITS, ("masked-lm",)),
         Task("multiple-choice", ("AutoModelForMultipleChoice",), _LOGITS),
         Task("next-sentence-prediction", ("AutoModelForNextSentencePrediction",), _LOGITS),
-        Task(
-            "question-answering",
-            ("AutoModelForQuestionAnswering", "AutoModelForDocumentQuestionAnswering"),
-            _SPAN,
-        ),
+        Task("question-answering", ("AutoModelForQuestionAnswering", "AutoModelForDocumentQuestionAnswering"), _SPAN),
         Task("sentence-similarity", ("AutoModel",), _FEATURES),
         Task("summarization", _TEXT_TO_TEXT, _DECODED),
         Task("table-question-answering", ("AutoModelForTableQuestionAnswering", *_TEXT_TO_TEXT), _LOGITS),

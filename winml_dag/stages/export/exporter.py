@@ -30,20 +30,18 @@ DYNAMO = "dynamo"
 
 
 def exporter_of(fields: ExportFields, subject: Subject) -> str:
-    """The requested exporter, else the one that suits *subject*."""
-    if fields.dynamo is not None:
-        return DYNAMO if fields.dynamo else TORCHSCRIPT
-    # dynamo cannot infer the shape of a cache that is written at a position given by an input.
-    return TORCHSCRIPT if subject.is_decoder else exporter_for(subject.config.model_type)
-
-
-def exporter_for(model_type: str) -> str:
-    """The exporter that works best for *model_type*.
+    """The requested exporter, else the one that works best for *subject*.
 
     Decoder language models use dynamo: TorchScript's graphs for them are twice as long. TorchScript is better for all
     others: dynamo builds the padding mask of BERT with a GatherND on booleans, which the QNN execution provider leaves
     to the CPU, so the compiled model splits into two partitions instead of one.
     """
+    if fields.dynamo is not None:
+        return DYNAMO if fields.dynamo else TORCHSCRIPT
+    model_type = subject.config.model_type
+    # dynamo cannot infer the shape of a cache that is written at a position given by an input.
+    if subject.is_decoder:
+        return TORCHSCRIPT
     # Encoders that may also be decoders (BERT) are in both lists; decoders of composite models are in the first.
     decodes = model_type in CAUSAL and model_type not in MASKED and composite_of(model_type) is None
     return DYNAMO if decodes else TORCHSCRIPT
@@ -260,7 +258,7 @@ def _export(
     sizes: contextlib.AbstractContextManager[None],
 ) -> None:
     with warnings.catch_warnings(), sizes, one_text_in_a_row(), weights_aside() as aside:
-        # It is deprecated but works, and is chosen on purpose (see exporter_for).
+        # It is deprecated but works, and is chosen on purpose (see exporter_of).
         warnings.filterwarnings("ignore", message="You are using the legacy TorchScript", category=DeprecationWarning)
         torch.onnx.export(
             Wrapper(model, options),

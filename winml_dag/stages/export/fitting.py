@@ -88,14 +88,8 @@ def _follow_cache(
     """Layers, heads and width of the decoder, and the width of the encoder's states."""
     _, heads, _, size = shapes["past_0_key"]
     layers = sum(name.startswith("past_") and name.endswith("_key") for name in shapes)
-    part, changed = next(
-        (
-            (part, changed)
-            for part, changed in _parts(config, overrides, ("decoder", "text_config"))
-            if part is not config
-        ),
-        (config, overrides),
-    )
+    # The first inner configuration, if there is any.
+    part, changed = [*_parts(config, overrides, ("decoder", "text_config"))][:2][-1]
     if not isinstance(heads, int) or not isinstance(size, int):
         return
     _set_first(part, changed, layers, "decoder_layers", "num_decoder_layers", "num_hidden_layers")

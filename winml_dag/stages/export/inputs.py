@@ -362,11 +362,7 @@ _INPUTS = (
     Input("pixel_values", ((BATCH, *_IMAGE), (BATCH, "num_frames", *_IMAGE)), _pixel_values),
     Input("pixel_values_videos", (), _pixel_values),
     Input("pixel_mask", ((BATCH, "height", "width"),)),
-    Input(
-        "input_values",
-        ((BATCH, "audio_sequence_length"), (BATCH, "nb_max_frames", "feature_size")),
-        _input_values,
-    ),
+    Input("input_values", ((BATCH, "audio_sequence_length"), (BATCH, "nb_max_frames", "feature_size")), _input_values),
     Input("input_features", ((BATCH, "feature_size", "nb_max_frames"),), _input_features),
     Input("input_points", ((*_POINTS, ""),), _input_points),
     Input("input_labels", (_POINTS,), lambda _, name, batch: _made(name, "int32", (batch, 1, 1), (0, 2))),

@@ -26,9 +26,9 @@ from winml_dag.stages.export.configuration import (
     configuration,
     configuration_class,
     did_you_mean,
-    is_known,
     is_model_class,
     model_class_of,
+    transformers_name,
 )
 from winml_dag.stages.export.detect import read_json
 from winml_dag.stages.export.fitting import follow_tensors
@@ -133,10 +133,7 @@ class LoadedModel:
 
 
 def load_pytorch_model(
-    loader: LoaderFields,
-    folder: Path | None,
-    script: Path | None = None,
-    tensors: Sequence[InputTensor] | None = None,
+    loader: LoaderFields, folder: Path | None, script: Path | None = None, tensors: Sequence[InputTensor] | None = None
 ) -> LoadedModel:
     """The model that *loader* describes, from *folder* or, with ``random_weights``, from a seed.
 
@@ -340,7 +337,7 @@ def _saved_configuration(loader: LoaderFields, folder: Path) -> PreTrainedConfig
     reader: Any = AutoConfig
     if not saved.get("auto_map"):
         configuration_class(str(saved_type))  # refuses an unknown one
-    elif not is_known(str(saved_type)) and not loader.trust_remote_code:
+    elif transformers_name(str(saved_type)) is None and not loader.trust_remote_code:
         raise StageError(
             "The model folder brings Python code of its own (auto_map in config.json).",
             advice="Read that code; if you trust it, set loader.trust_remote_code to true.",

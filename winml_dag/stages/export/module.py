@@ -24,13 +24,7 @@ from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.graph import MASK_MAGNITUDE
-from winml_dag.stages.export import (
-    MODEL_SOURCE,
-    SCRIPT_SOURCE,
-    CaptureConfig,
-    ExportFields,
-    LoaderFields,
-)
+from winml_dag.stages.export import MODEL_SOURCE, SCRIPT_SOURCE, CaptureConfig, ExportFields, LoaderFields
 from winml_dag.stages.export.architectures import chosen_components
 from winml_dag.stages.export.comparison import random_feed, sizes_by_run, tensors_of
 from winml_dag.stages.export.configuration import did_you_mean, is_model_class

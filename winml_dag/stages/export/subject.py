@@ -101,7 +101,7 @@ class DecoderModule(ComponentModule):
             for layer in range(self.layers)
         ]
         mask = _additive_mask(tensors["decoder_attention_mask"], position, tensors[STATES].dtype)
-        logits = self.decode(tensors, mask, EncoderDecoderCache(_GivenCache(layers), DynamicCache()))
+        logits = self.decode(tensors, mask, EncoderDecoderCache(Cache(layers=layers), DynamicCache()))
         produced = {"logits": logits}
         for number, layer in enumerate(layers):
             produced[f"present_{number}_key"], produced[f"present_{number}_value"] = layer.added
@@ -167,11 +167,6 @@ class _GivenLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not
 
     def get_max_length(self) -> int:
         return int(self.keys.shape[2])
-
-
-class _GivenCache(Cache):  # type: ignore[misc]
-    def __init__(self, layers: list[_GivenLayer]) -> None:
-        super().__init__(layers=layers)
 
 
 def _additive_mask(mask: Tensor, position: Tensor, dtype: torch.dtype) -> Tensor:

@@ -91,17 +91,17 @@ _SAVE = "Save it with numpy.savez or numpy.save."
 
 @dataclass(frozen=True)
 class _Stack:
-    """An array in a file whose first axis counts the samples; ``open`` returns its .npy stream."""
+    """An array in a file, or in its *member*, whose first axis counts the samples."""
 
-    file: str
+    file: Path
+    member: str | None
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
     column_major: bool
-    open: Callable[[], IO[bytes]]
 
     def read(self, numbers: Sequence[int]) -> Iterator[Array]:
         """Yield the samples of these ascending *numbers*."""
-        with _readable(self.file), self.open() as stream:
+        with _readable(self.file.name), _opened(self.file, self.member) as stream:
             if self.column_major:
                 # One sample is spread over the whole file.
                 array = np.lib.format.read_array(stream, allow_pickle=False)
@@ -153,7 +153,7 @@ def npy_samples(folder: Path, files: Sequence[Path], inputs: Sequence[InputSpec]
         StageError: as :func:`npz_samples`.
     """
     if all(file.parent == folder for file in files):
-        return _stacked("npy", {file.stem: _stack(file.name, _opener(file)) for file in files}, inputs)
+        return _stacked("npy", {file.stem: _stack(file) for file in files}, inputs)
     by_input: dict[str, list[Path]] = {}
     for file in files:
         by_input.setdefault(file.parent.relative_to(folder).as_posix(), []).append(file)
@@ -169,25 +169,22 @@ def npy_samples(folder: Path, files: Sequence[Path], inputs: Sequence[InputSpec]
 def _npz_stacks(file: Path) -> dict[str, _Stack]:
     with _readable(file.name), ZipFile(file) as archive:
         members = {name.removesuffix(".npy"): name for name in archive.namelist()}
-    return {name: _stack(file.name, _opener(file, member)) for name, member in members.items()}
+    return {name: _stack(file, member) for name, member in members.items()}
 
 
-def _opener(file: Path, member: str | None = None) -> Callable[[], IO[bytes]]:
-    def opened() -> IO[bytes]:
-        if member is None:
-            return file.open("rb")
-        with ZipFile(file) as archive:
-            return archive.open(member)  # it keeps the file open
-
-    return opened
+def _opened(file: Path, member: str | None) -> IO[bytes]:
+    if member is None:
+        return file.open("rb")
+    with ZipFile(file) as archive:
+        return archive.open(member)  # it keeps the file open
 
 
-def _stack(file: str, opened: Callable[[], IO[bytes]]) -> _Stack:
-    with _readable(file), opened() as stream:
+def _stack(file: Path, member: str | None = None) -> _Stack:
+    with _readable(file.name), _opened(file, member) as stream:
         shape, column_major, dtype = _header(stream)
         if dtype.hasobject:
             raise ValueError("it holds Python objects, and reading those could run anything")
-    return _Stack(file, shape, dtype, column_major, opened)
+    return _Stack(file, member, shape, dtype, column_major)
 
 
 def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:

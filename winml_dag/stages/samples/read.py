@@ -55,8 +55,7 @@ def _roles(columns: Sequence[str], inputs: Sequence[InputSpec], mapping: Mapping
         )
     if missing := sorted(set(mapping.values()) - set(columns)):
         raise StageError(
-            f"columns_mapping: the data has no column {missing[0]!r}.",
-            advice=f"It has: {', '.join(columns)}.",
+            f"columns_mapping: the data has no column {missing[0]!r}.", advice=f"It has: {', '.join(columns)}."
         )
     # text_pair must be requested: a second text is not added only because a column has that name.
     names = [name for name in known if name in columns and name != "text_pair"]
@@ -187,7 +186,7 @@ def read_samples(
         raise StageError(
             f"Data must be files of one kind ({known}), but there is: {found}."
             if files
-            else "There is no file in the data.",
+            else "There is no file in the data."
         )
     maker = Processor(processor, inputs)
     (kind,) = kinds
