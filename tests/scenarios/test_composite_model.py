@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from oneprocess import OneProcess
-from scenario import Project, Result
+from scenario import Project, Result, with_status
 
 from winml_dag.report.provenance.document import documents_of
 
@@ -42,7 +41,7 @@ _FILES = ("export.onnx", "export_htp_metadata.json", "optimized.onnx", "model.on
 def built(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None) -> tuple[Project, Result]:
     """The project after its first build, with its output. Do not change it; see ``project``."""
     project = Project(tmp_path_factory.mktemp("composite"), commands)
-    project.recipe_file.write_text(yaml.safe_dump(RECIPE), encoding="utf-8")
+    project.save("recipe.yaml", RECIPE)
     return project, project.build()
 
 
@@ -54,17 +53,16 @@ def project(built: tuple[Project, Result], tmp_path: Path, commands: OneProcess 
 
 
 def ran(result: Result) -> set[str]:
-    return {stage["id"] for stage in result.stages if stage["status"] == "ran"}
+    return set(with_status(result.value, "ran", by="id"))
 
 
 def test_one_build_exports_once_and_puts_every_component_into_one_folder(built: tuple[Project, Result]) -> None:
     project, first = built
     assert first.code == 0, first.messages
-    lines = {
-        *("encoder.optimize.0", "encoder.finalize"),
+    assert ran(first) == {
+        *("export", "encoder.optimize.0", "encoder.finalize"),
         *("decoder.optimize.0", "decoder.quantize", "decoder.finalize"),
     }
-    assert ran(first) == {"export", *lines}
     assert set(project.contents()) == {
         *(f"{name}_{file}" for name in ("encoder", "decoder") for file in _FILES),
         *("decoder_quantized.onnx", "build_manifest.json", "winml_build_config.json"),
@@ -80,41 +78,36 @@ def test_one_build_exports_once_and_puts_every_component_into_one_folder(built: 
     assert (manifest["precision"], manifest["final_artifact"]) == ("fp32 encoder, fp16 decoder", None)
     told = {name: (own["task"], own["precision"]) for name, own in manifest["components"].items()}
     assert told == {"encoder": ("feature-extraction", "fp32"), "decoder": ("text2text-generation", "fp16")}
-    assert project.run("verify", "out").stdout.startswith("Intact: ")
+    assert project.says("verify", "out").startswith("Intact: ")
 
-
-def test_others_are_told_of_each_component_as_a_model_of_its_own(built: tuple[Project, Result]) -> None:
-    (document,) = documents_of(built[0].out, "cyclonedx")
-    components = json.loads(document.text)["components"]
-    models = {each["name"]: each for each in components if each["type"] == "machine-learning-model"}
-    encoder, decoder = (models[f"marian with random weights {name}"] for name in ("encoder", "decoder"))
-    assert [file["name"] for file in encoder["components"]] == ["encoder_model.onnx"]
-    precisions = [
-        next(each["value"] for each in model["properties"] if each["name"] == "winml_dag:precision")
-        for model in (encoder, decoder)
-    ]
-    assert precisions == ["fp32", "fp16"]
-    (statement,) = documents_of(built[0].out, "slsa")
-    subjects = {each["name"]: each["annotations"]["component"] for each in json.loads(statement.text)["subject"]}
+    # Others are told of each component as a model of its own.
+    bom, slsa = (documents_of(project.out, kind)[0].text for kind in ("cyclonedx", "slsa"))
+    models = [each for each in json.loads(bom)["components"] if each["type"] == "machine-learning-model"]
+    assert {(each["name"], *(file["name"] for file in each["components"])) for each in models} >= {
+        (f"marian with random weights {name}", f"{name}_model.onnx") for name in ("encoder", "decoder")
+    }
+    precisions = {
+        (model["name"].rpartition(" ")[2], each["value"])
+        for model in models
+        for each in model["properties"]
+        if each["name"] == "winml_dag:precision"
+    }
+    assert precisions == {("encoder", "fp32"), ("decoder", "fp16")}
+    subjects = {each["name"]: each["annotations"]["component"] for each in json.loads(slsa)["subject"]}
     assert subjects == {"encoder_model.onnx": "encoder", "decoder_model.onnx": "decoder"}
 
 
-def test_an_edit_of_one_component_leaves_the_stages_of_the_other(project: Project) -> None:
+def test_an_edit_of_one_component_leaves_the_other_and_the_settings_of_a_build_give_it_again(project: Project) -> None:
     project.edit(components__decoder__quant__fp16_keep_io_types=False)
     before = project.contents()
     assert ran(project.build()) == {"decoder.quantize", "decoder.finalize"}
     after = project.contents()
-    changed = {name for name in before if before[name] != after[name]}
-    assert changed == {
+    assert {name for name in before if before[name] != after[name]} == {
         *("decoder_quantized.onnx", "decoder_model.onnx", "build_manifest.json", "winml_build_config.json")
     }
-
-
-def test_the_settings_of_a_build_give_it_again(project: Project) -> None:
     again = project.build(recipe="out/winml_build_config.json", out="again")
     assert (again.code, ran(again)) == (0, set())
-    models = {name: data for name, data in project.contents("again").items() if name.endswith(".onnx")}
-    assert models == {name: data for name, data in project.contents().items() if name.endswith(".onnx")}
+    assert project.models("again") == project.models()
 
 
 def test_a_component_that_fails_spoils_nothing_of_the_other(project: Project) -> None:
@@ -124,7 +117,7 @@ def test_a_component_that_fails_spoils_nothing_of_the_other(project: Project) ->
     )
     failed = project.build("--keep-going")
     assert failed.code == 1
-    assert [stage["id"] for stage in failed.stages if stage["status"] == "failed"] == ["decoder.quantize"]
+    assert with_status(failed.value, "failed", by="id") == ["decoder.quantize"]
     assert project.contents() == before
     project.edit(components__decoder__quant__nodes_to_exclude=[])
     assert ran(project.build()) == set()
@@ -149,35 +142,30 @@ def test_a_build_killed_in_one_component_goes_on_there(project: Project) -> None
     rest = ran(project.build())
     assert rest < {f"{name}.{stage}" for name in ("encoder", "decoder") for stage in ("quantize", "finalize")}
     assert {started[0], started[1]}.isdisjoint(rest)
-    assert project.run("verify", "out").stdout.startswith("Intact: ")
+    assert project.says("verify", "out").startswith("Intact: ")
 
 
 def test_components_are_exported_into_files_beside_each_other(project: Project) -> None:
-    done = project.run("export", "-c", "recipe.yaml", "-o", "single/model.onnx", "--format", "json")
-    value = json.loads(done.stdout)
-    assert [Path(value["output_path"]).name, *(Path(path).name for path in value["also_paths"])] == [
-        *("model_encoder.onnx", "model_decoder.onnx")
-    ]
-    assert next(stage["status"] for stage in value["stages"] if stage["id"] == "export") == "reused"
+    told = project.told("export", "-c", "recipe.yaml", "-o", "single/model.onnx")
+    models = [Path(path).name for path in (told["output_path"], *told["also_paths"])]
+    assert models == ["model_encoder.onnx", "model_decoder.onnx"]
+    assert "export" in with_status(told, "reused", by="id")
     assert set(project.contents("single")) == {
-        *("model_encoder.onnx", "model_decoder.onnx", "model_encoder_htp_metadata.json"),
-        "model_decoder_htp_metadata.json",
+        *(*models, "model_encoder_htp_metadata.json", "model_decoder_htp_metadata.json")
     }
 
 
 def test_what_looks_at_a_folder_of_several_models_asks_which(project: Project) -> None:
-    asked = project.run("validate", "out")
-    assert (asked.returncode, "encoder_model.onnx, decoder_model.onnx" in asked.stderr) == (3, True)
-    told = project.run("inspect", "out/decoder_model.onnx").stdout
+    assert "encoder_model.onnx, decoder_model.onnx" in project.says("validate", "out", code=3)
+    told = project.says("inspect", "out/decoder_model.onnx")
     assert "decoder.finalize, as it was built" in told
     assert "in fp16 for CPUExecutionProvider" in told
-    valid = project.run("validate", "out", "--submodel", "decoder")
-    assert "against out/decoder_export.onnx" in valid.stdout.replace("\\", "/"), valid.stderr
+    one = ("validate", "out", "--submodel", "decoder")
+    assert "against out/decoder_export.onnx" in project.says(*one).replace("\\", "/")
     (project.out / "decoder_export.onnx").unlink()
-    again = project.run("validate", "out", "--submodel", "decoder").stdout.replace("\\", "/")
+    again = project.says(*one).replace("\\", "/")
     assert "against out/decoder_export.onnx" in again
     assert "reused" in again
-    verified = project.run("verify", "out")
-    assert (verified.returncode, "missing, an intermediate: " in verified.stdout) == (0, True), verified.stdout
-    cleaned = project.run("clean", "-o", "out")
-    assert (cleaned.returncode, (project.folder / "out").exists()) == (0, False), cleaned.stderr
+    assert "missing, an intermediate: " in project.says("verify", "out")
+    project.says("clean", "-o", "out")
+    assert not project.out.exists()

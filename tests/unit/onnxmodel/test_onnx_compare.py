@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -20,13 +20,37 @@ def _one(reference: object, candidate: object, dtype: str = "float32") -> Output
     return sums_of(expected, np.asarray(candidate, dtype), "y").comparison("y", expected.shape)
 
 
-def test_known_figures() -> None:
-    found = _one([3.0, 4.0], [4.0, 3.0])
-    assert found.cosine == pytest.approx(24 / 25)
-    assert found.sqnr_db == pytest.approx(10 * math.log10(25 / 2))
-    assert found.max_abs_error == 1.0
-    assert _one([1.0, 0.0], [0.0, 1.0]).cosine == 0.0
-    assert _one([1.0, 2.0], [-1.0, -2.0]).cosine == pytest.approx(-1)
+@pytest.mark.parametrize(
+    ("reference", "candidate", "cosine", "sqnr_db", "max_abs_error"),
+    [
+        ([3.0, 4.0], [4.0, 3.0], 24 / 25, 10 * math.log10(25 / 2), 1),
+        ([1.0, 0.0], [0.0, 1.0], 0, 10 * math.log10(1 / 2), 1),
+        ([1.0, 2.0], [-1.0, -2.0], -1, 10 * math.log10(1 / 4), 4),
+        ([0.0, 0.0], [0.0, 0.0], 1, math.inf, 0),
+        ([0.0, 0.0], [1.0, 0.0], 0, -math.inf, 1),
+        ([1.0, 0.0], [0.0, 0.0], 0, 0, 1),
+        # A mask may be weaker but not missing, and all mask has nothing to differ in.
+        *(([mask, -5.0, 2.0, mask], [-50.0, -5.0, 2.0, -math.inf], 1, math.inf, 0) for mask in (-math.inf, LOWEST)),
+        *(([mask, -5.0, 2.0, mask], [LOWEST, -5.0, 2.0, -8.0], 1, math.inf, 0) for mask in (-math.inf, LOWEST)),
+        ([-math.inf, LOWEST], [-50.0, -50.0], 1, math.inf, 0),
+        # New NaNs and infinities are failures.
+        ([1.0, 2.0, math.nan, -math.inf], [math.nan, math.inf, 5.0, -math.inf], 0, -math.inf, math.inf),
+    ],
+)
+def test_known_figures(
+    reference: list[float], candidate: list[float], cosine: float, sqnr_db: float, max_abs_error: float
+) -> None:
+    found = _one(reference, candidate)
+    assert (found.cosine, found.sqnr_db, found.max_abs_error) == pytest.approx((cosine, sqnr_db, max_abs_error))
+
+
+@pytest.mark.parametrize("mask", [-math.inf, LOWEST])
+def test_a_missing_mask_is_an_error_and_new_nans_and_infinities_are_counted(mask: float) -> None:
+    unmasked = _one([mask, -5.0, 2.0, mask], [1.5, -5.0, 2.0, mask])
+    assert unmasked.max_abs_error == 6.5
+    assert unmasked.cosine < 0.9
+    found = _one([1.0, 2.0, math.nan, mask], [math.nan, math.inf, 5.0, math.nan])
+    assert (found.nan_count, found.inf_count) == (2, 1)
 
 
 @given(arrays.arrays(np.float32, st.integers(0, 20), elements=st.floats(width=32, allow_nan=False)))
@@ -41,6 +65,7 @@ any_pair = st.integers(1, 20).flatmap(
 )
 
 
+@settings(max_examples=50)
 @given(any_pair)
 def test_any_outputs_have_figures_in_their_bounds(pair: tuple[np.ndarray, np.ndarray]) -> None:
     found = _one(*pair)
@@ -57,6 +82,7 @@ def test_scale_does_not_matter_to_cosine_and_noise(scale: float) -> None:
     assert found.sqnr_db == pytest.approx(expected.sqnr_db)
 
 
+@settings(max_examples=50)
 @given(
     arrays.arrays(np.float64, 12, elements=st.floats(-1e25, 1e25)),
     arrays.arrays(np.float64, 12, elements=st.floats(-1e25, 1e25)),
@@ -82,49 +108,17 @@ def test_a_nan_in_one_part_is_one_of_the_whole() -> None:
         assert (found.cosine, found.nan_count) == (0.0, 1)
 
 
-def test_zeros() -> None:
-    assert _one([0.0, 0.0], [0.0, 0.0]).cosine == 1.0
-    assert (_one([0.0, 0.0], [1.0, 0.0]).cosine, _one([0.0, 0.0], [1.0, 0.0]).sqnr_db) == (0.0, -math.inf)
-    assert (_one([1.0, 0.0], [0.0, 0.0]).cosine, _one([1.0, 0.0], [0.0, 0.0]).sqnr_db) == (0.0, 0.0)
-
-
-@pytest.mark.parametrize("mask", [-math.inf, LOWEST])
-def test_a_mask_may_be_weaker_but_not_missing(mask: float) -> None:
-    reference = [mask, -5.0, 2.0, mask]
-    assert _one(reference, [-50.0, -5.0, 2.0, -math.inf]).cosine == 1.0
-    assert _one(reference, [LOWEST, -5.0, 2.0, -8.0]).max_abs_error == 0.0
-    unmasked = _one(reference, [1.5, -5.0, 2.0, mask])
-    assert unmasked.max_abs_error == 6.5
-    assert unmasked.cosine < 0.9
-
-
-def test_an_output_that_is_all_mask_has_nothing_to_differ_in() -> None:
-    assert _one([-math.inf, LOWEST], [-50.0, -50.0]).cosine == 1.0
-
-
-def test_new_nans_and_infinities_are_failures_and_counted() -> None:
-    found = _one([1.0, 2.0, math.nan, -math.inf], [math.nan, math.inf, 5.0, -math.inf])
-    assert (found.nan_count, found.inf_count) == (1, 1)
-    assert (found.cosine, found.sqnr_db, found.max_abs_error) == (0.0, -math.inf, math.inf)
-    assert _one([-math.inf, 1.0], [math.nan, 1.0]).nan_count == 1
-
-
-def test_integers_booleans_and_scalars_compare() -> None:
+def test_integers_booleans_and_scalars_compare_and_nothing_else() -> None:
     assert _one([1, 2], [1, 2], "int64").cosine == 1.0
     assert _one([True, False], [False, False], "bool").max_abs_error == 1.0
     assert _one(3, 3, "int64").shape == ()
-
-
-def test_outputs_that_cannot_be_compared_are_named() -> None:
     with pytest.raises(StageError, match=r"'y' has shape \[3\].*\[2\]"):
         _one([1, 2], [1, 2, 3])
     with pytest.raises(StageError, match="'y'"):
         _one(["a"], ["a"], "str")
 
 
-FLOATS = st.floats(width=32, allow_nan=False)
 SHAPES = arrays.array_shapes(min_dims=1, max_dims=3, max_side=6).filter(lambda shape: shape[-1] > 1)
-SCORES = arrays.arrays(np.float32, SHAPES, elements=FLOATS)
 PAIRS = SHAPES.flatmap(
     lambda shape: st.tuples(*(arrays.arrays(np.float32, shape, elements=st.integers(0, 9)) for _ in "ab"))
 )
@@ -140,15 +134,6 @@ def test_agreements_are_those_that_counting_finds(pair: tuple[np.ndarray, np.nda
         for expected, got in zip(*rows, strict=True)
     )
     assert found == Agreement(agreed, len(rows[0]))
-
-
-@given(SCORES, st.floats(1, 100, width=32), st.floats(-100, 100, width=32))
-def test_what_keeps_the_order_of_the_classes_keeps_the_decisions(
-    scores: np.ndarray, factor: float, shift: float
-) -> None:
-    ranks = np.argsort(np.argsort(scores, axis=-1, kind="stable"), axis=-1).astype(np.float32)
-    decisions = scores.size // scores.shape[-1]
-    assert top(1, ranks, ranks * factor + shift) == Agreement(decisions, decisions)
 
 
 def test_scores_of_pixels_have_their_classes_in_the_second_axis() -> None:
@@ -173,13 +158,11 @@ def test_a_candidate_that_gives_no_numbers_decides_nothing_rightly() -> None:
     assert (top(1, reference, candidate), top(5, reference, candidate)) == (Agreement(1, 2), Agreement(1, 2))
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (3, 1), (2, 1, 4, 4)])
-def test_one_class_is_no_choice(shape: tuple[int, ...]) -> None:
-    assert top(1, np.zeros(shape, np.float32), np.zeros(shape, np.float32)) is None
-
-
-def test_numbers_of_classes_are_no_scores() -> None:
-    assert top(1, np.zeros((2, 3), np.int64), np.zeros((2, 3), np.int64)) is None
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [*((shape, "float32") for shape in ((), (1,), (3, 1), (2, 1, 4, 4))), ((2, 3), "int64")]
+)
+def test_one_class_is_no_choice_and_numbers_of_classes_are_no_scores(shape: tuple[int, ...], dtype: str) -> None:
+    assert top(1, np.zeros(shape, dtype), np.zeros(shape, dtype)) is None
 
 
 @pytest.mark.parametrize(

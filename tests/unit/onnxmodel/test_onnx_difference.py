@@ -37,7 +37,7 @@ def _with_tensor(tensor: onnx.TensorProto) -> onnx.ModelProto:
     return helper.make_model(helper.make_graph([], "only", [], [], [tensor]))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(row=st.integers(0, 63), column=st.integers(0, 63), value=st.floats(width=32), large=st.booleans())
 def test_a_weight_is_named_with_its_index_and_both_values(
     tmp_path: Path, linear: ModelMaker, row: int, column: int, value: float, large: bool
@@ -99,10 +99,7 @@ def test_a_weight_is_named_with_its_index_and_both_values(
             lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[0], "dim_param", "batch"),
             "input 'x', type, tensor_type, shape, dim 0, dim_value: 512 -> absent",
         ),
-        (
-            lambda m: setattr(m.functions[0].node[0], "op_type", "Mul"),
-            "functions 'Twice', node 0: 0 (Add) -> 0 (Mul)",
-        ),
+        (lambda m: setattr(m.functions[0].node[0], "op_type", "Mul"), "functions 'Twice', node 0: 0 (Add) -> 0 (Mul)"),
     ],
 )
 def test_every_part_of_a_model_is_compared(
@@ -111,51 +108,40 @@ def test_every_part_of_a_model_is_compared(
     assert _difference(tmp_path, branching, _changed(branching, change)) == expected
 
 
-def test_an_attribute_is_named_with_both_values(tmp_path: Path) -> None:
-    def with_attribute(**attributes: object) -> onnx.ModelProto:
-        node = helper.make_node("Gemm", ["a", "b"], ["y"], name="fc", **attributes)
-        return helper.make_model(helper.make_graph([node], "g", [], []))
+def _with_node(op: str, **attributes: object) -> onnx.ModelProto:
+    node = helper.make_node(op, ["a"], ["y"], name="fc", **attributes)
+    return helper.make_model(helper.make_graph([node], "g", [], []))
 
-    def told(old: object, new: object) -> str | None:
-        return _difference(tmp_path, with_attribute(alpha=old), with_attribute(alpha=new))
 
-    where = "node 'fc' (Gemm), attribute 'alpha'"
-    assert told(0.1, 0.2) == f"{where}: 0.1 -> 0.2"
-    assert told(0.0, -0.0) == f"{where}: 0.0 -> -0.0"
-    assert told(float("nan"), float("nan")) is None
-    assert told(1, 2) == f"{where}: 1 -> 2"
-    assert told([1, 2], [1, 3]) == f"{where}, element 1: 2 -> 3"
-    assert told("same", "other") == f"{where}: 'same' -> 'other'"
-    assert told(1, 1.0) == f"{where}, type: INT -> FLOAT"
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (0.1, 0.2, ": 0.1 -> 0.2"),
+        (0.0, -0.0, ": 0.0 -> -0.0"),
+        (float("nan"), float("nan"), None),
+        (1, 2, ": 1 -> 2"),
+        ([1, 2], [1, 3], ", element 1: 2 -> 3"),
+        ("same", "other", ": 'same' -> 'other'"),
+        (1, 1.0, ", type: INT -> FLOAT"),
+    ],
+)
+def test_an_attribute_is_named_with_both_values(tmp_path: Path, old: object, new: object, expected: str | None) -> None:
+    told = _difference(tmp_path, _with_node("Gemm", alpha=old), _with_node("Gemm", alpha=new))
+    assert told == (None if expected is None else f"node 'fc' (Gemm), attribute 'alpha'{expected}")
 
 
 def test_a_binary_inside_a_model_is_told_by_its_first_byte_and_its_size(tmp_path: Path) -> None:
-    def compiled(binary: bytes) -> onnx.ModelProto:
-        node = helper.make_node("EPContext", ["x"], ["y"], name="part", domain="com.microsoft", ep_cache_context=binary)
-        return helper.make_model(helper.make_graph([node], "g", [], []))
-
     binary = bytes(range(256)) * 40
     other = bytearray(binary)
     other[7777] ^= 1
-    where = "node 'part' (EPContext), attribute 'ep_cache_context' differs from byte"
-    assert _difference(tmp_path, compiled(binary), compiled(bytes(other))) == f"{where} 7777 on"
-    assert _difference(tmp_path, compiled(binary), compiled(binary[:-1])) == f"{where} 10239 on (10240 -> 10239 bytes)"
-
-
-def test_shape_and_type_come_before_values(tmp_path: Path) -> None:
-    def model(dtype: str, *shape: int) -> onnx.ModelProto:
-        return _with_tensor(numpy_helper.from_array(np.zeros(shape, dtype), "w"))
-
-    assert _difference(tmp_path, model("float32", 2, 3), model("float32", 3, 2)) == (
-        "initializer 'w', shape: [2, 3] -> [3, 2]"
-    )
-    assert _difference(tmp_path, model("float32", 2), model("float16", 2)) == (
-        "initializer 'w', type: float32 -> float16"
-    )
+    where = "node 'fc' (EPContext), attribute 'ep_cache_context' differs from byte"
+    for changed, told in ((bytes(other), "7777 on"), (binary[:-1], "10239 on (10240 -> 10239 bytes)")):
+        models = (_with_node("EPContext", ep_cache_context=each) for each in (binary, changed))
+        assert _difference(tmp_path, *models) == f"{where} {told}"
 
 
 @given(place=st.integers(0, 6), bits=st.sampled_from([TensorProto.INT4, TensorProto.UINT4]), value=st.integers(0, 7))
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_an_element_of_half_a_byte_is_found(tmp_path: Path, place: int, bits: int, value: int) -> None:
     values = [1, 2, 3, 4, 5, 6, 7]
     changed = [*values[:place], value, *values[place + 1 :]]
@@ -165,16 +151,23 @@ def test_an_element_of_half_a_byte_is_found(tmp_path: Path, place: int, bits: in
     assert _difference(tmp_path, *models) == (None if value == values[place] else expected)
 
 
-def test_what_reads_alike_is_shown_by_its_bytes(tmp_path: Path) -> None:
-    """Two NaNs are equal in numpy, but their bytes may differ."""
-    nans = [np.frombuffer(bytes.fromhex(text), "<f4") for text in ("0000c07f", "0100c07f")]
-    told = _difference(tmp_path, *(_with_tensor(numpy_helper.from_array(nan, "w")) for nan in nans))
-    assert told == "initializer 'w' (float32 [1]), element [0]: 0x0000c07f -> 0x0100c07f"
+NANS = [np.frombuffer(bytes.fromhex(text), "<f4") for text in ("0000c07f", "0100c07f")]
 
 
-def test_texts_in_a_tensor_are_compared(tmp_path: Path) -> None:
-    models = [_with_tensor(helper.make_tensor("w", TensorProto.STRING, [2], ["a", text])) for text in ("b", "c")]
-    assert _difference(tmp_path, *models) == "initializer 'w' (string [2]), element 1: 'b' -> 'c'"
+@pytest.mark.parametrize(
+    ("before", "now", "expected"),
+    [
+        # Shape and type come before values.
+        (np.zeros((2, 3), "float32"), np.zeros((3, 2), "float32"), ", shape: [2, 3] -> [3, 2]"),
+        (np.zeros(2, "float32"), np.zeros(2, "float16"), ", type: float32 -> float16"),
+        (np.array(["a", "b"]), np.array(["a", "c"]), " (string [2]), element 1: 'b' -> 'c'"),
+        # What reads alike is shown by its bytes: two NaNs are equal in numpy.
+        (*NANS, " (float32 [1]), element [0]: 0x0000c07f -> 0x0100c07f"),
+    ],
+)
+def test_tensors_are_compared(tmp_path: Path, before: np.ndarray, now: np.ndarray, expected: str) -> None:
+    models = [_with_tensor(numpy_helper.from_array(each, "w")) for each in (before, now)]
+    assert _difference(tmp_path, *models) == f"initializer 'w'{expected}"
 
 
 @pytest.mark.usefixtures("low_threshold")

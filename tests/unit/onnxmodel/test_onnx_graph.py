@@ -19,9 +19,25 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("scratch") / "model.onnx"
 
 
+# A model's IR version and opset; its graph follows.
+START = b"\x08\x0a\x42\x02\x10\x15\x3a"
+
+
 def _write(path: Path, content: bytes) -> Path:
     path.write_bytes(content)
     return path
+
+
+def _varint(value: int) -> bytes:
+    groups = []
+    while value >= 0x80:
+        groups.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*groups, value])
+
+
+def _sized(content: bytes) -> bytes:
+    return _varint(len(content)) + content
 
 
 def _assert_same_nodes(found: tuple[Node, ...], expected: object) -> None:
@@ -53,19 +69,11 @@ def _assert_same_graph(found: Graph, expected: onnx.GraphProto) -> None:
 
 def _value(proto: onnx.ValueInfoProto) -> Value:
     tensor = proto.type.tensor_type
-    dims = (
-        tuple(
-            dim.dim_value
-            if dim.HasField("dim_value")
-            else (dim.dim_param or None)
-            if dim.HasField("dim_param")
-            else None
-            for dim in tensor.shape.dim
-        )
-        if tensor.HasField("shape")
-        else None
-    )
-    return Value(proto.name, tensor.elem_type, dims)
+    if not tensor.HasField("shape"):
+        return Value(proto.name, tensor.elem_type, None)
+    dims = tensor.shape.dim
+    sizes = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in dims)
+    return Value(proto.name, tensor.elem_type, sizes)
 
 
 def test_reads_what_protobuf_reads(onnx_test_models: list[Path]) -> None:
@@ -94,7 +102,7 @@ def test_tensor_data_is_not_read(scratch: Path) -> None:
     head = onnx.TensorProto(name="huge", data_type=1, dims=[2**34]).SerializeToString() + b"\x4a" + _varint(payload)
     initializer = b"\x2a" + _varint(len(head) + payload) + head
     name = b"\x12" + _varint(5) + b"graph"
-    start = b"\x08\x0a\x42\x02\x10\x15\x3a" + _varint(len(initializer) + payload + len(name)) + initializer
+    start = START + _varint(len(initializer) + payload + len(name)) + initializer
     try:
         with scratch.open("wb") as file:
             file.write(start)
@@ -109,21 +117,10 @@ def test_tensor_data_is_not_read(scratch: Path) -> None:
     assert [tensor.stored_bytes for tensor in graph.initializers] == [payload]
 
 
-def _varint(value: int) -> bytes:
-    groups = []
-    while True:
-        value, group = value >> 7, value & 0x7F
-        groups.append(group | (0x80 if value else 0))
-        if not value:
-            return bytes(groups)
-
-
-def test_every_truncation_is_refused_or_still_a_model_to_protobuf_too(
-    branching: onnx.ModelProto, scratch: Path
-) -> None:
+def test_any_truncation_is_refused_or_still_a_model_to_protobuf_too(branching: onnx.ModelProto, scratch: Path) -> None:
     content = branching.SerializeToString()
     accepted = 0
-    for length in range(len(content)):
+    for length in range(0, len(content), 3):
         try:
             found = read_model(_write(scratch, content[:length]))
         except InputError:
@@ -134,7 +131,7 @@ def test_every_truncation_is_refused_or_still_a_model_to_protobuf_too(
     assert accepted < 10
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150)
 @given(flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), min_size=1, max_size=8))
 def test_flipped_bytes_give_a_model_or_an_input_error(scratch: Path, flips: list[tuple[float, int]]) -> None:
     content = bytearray(_everything())
@@ -143,11 +140,11 @@ def test_flipped_bytes_give_a_model_or_an_input_error(scratch: Path, flips: list
     _read_or_input_error(_write(scratch, bytes(content)))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150)
 @given(content=st.binary(max_size=300))
 def test_random_bytes_give_a_model_or_an_input_error(scratch: Path, content: bytes) -> None:
     _read_or_input_error(_write(scratch, content))
-    _read_or_input_error(_write(scratch, b"\x08\x0a\x42\x02\x10\x15\x3a" + _varint(len(content)) + content))
+    _read_or_input_error(_write(scratch, START + _sized(content)))
 
 
 def _read_or_input_error(path: Path) -> None:
@@ -172,35 +169,24 @@ def _everything() -> bytes:
 
 
 def test_packed_and_unpacked_dimensions_are_both_read(scratch: Path) -> None:
-    packed = b"\x0a\x02\x03\x04" + b"\x10\x01"
-    unpacked = b"\x08\x03\x08\x04" + b"\x10\x01"
-    for tensor in (packed, unpacked):
-        graph = b"\x2a" + _varint(len(tensor)) + tensor
-        content = b"\x08\x0a\x42\x02\x10\x15\x3a" + _varint(len(graph)) + graph
+    packed, unpacked = b"\x0a\x02\x03\x04", b"\x08\x03\x08\x04"
+    for dims in (packed, unpacked):
+        content = START + _sized(b"\x2a" + _sized(dims + b"\x10\x01"))
         assert read_model(_write(scratch, content)).graph.initializers[0].dims == (3, 4)
 
 
-def test_bottomless_nesting_is_refused(scratch: Path) -> None:
+def test_what_is_no_model_is_refused(scratch: Path, tmp_path: Path) -> None:
     graph = b""
-    for _ in range(2000):
-        attribute = b"\x32" + _varint(len(graph)) + graph
-        node = b"\x2a" + _varint(len(attribute)) + attribute
-        graph = b"\x0a" + _varint(len(node)) + node
-    content = b"\x08\x0a\x42\x02\x10\x15\x3a" + _varint(len(graph)) + graph
-    with pytest.raises(InputError, match="not an ONNX model"):
-        read_model(_write(scratch, content))
-
-
-def test_a_missing_file_and_a_folder_are_input_errors(tmp_path: Path) -> None:
+    for _ in range(2000):  # nested without end
+        graph = b"\x0a" + _sized(b"\x2a" + _sized(b"\x32" + _sized(graph)))
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 12345\n"
+    for content in (START + _sized(graph), pointer):
+        with pytest.raises(InputError, match="not an ONNX model"):
+            read_model(_write(scratch, content))
     with pytest.raises(InputError, match="does not exist"):
         read_model(tmp_path / "none.onnx")
     with pytest.raises(InputError, match=tmp_path.name):
         read_model(tmp_path)
-
-
-def test_a_text_file_is_told_from_a_model(scratch: Path) -> None:
-    with pytest.raises(InputError, match="not an ONNX model"):
-        read_model(_write(scratch, b"version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 12345\n"))
 
 
 def test_reading_imports_nothing_heavy() -> None:

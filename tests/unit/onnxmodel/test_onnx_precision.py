@@ -13,6 +13,7 @@ from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic
 from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
 
 from winml_dag.onnxmodel.graphfile import read_model
+from winml_dag.onnxmodel.inspect import inspect_model
 from winml_dag.onnxmodel.precision import FoundPrecision, precision_of
 
 ModelMaker = Callable[..., onnx.ModelProto]
@@ -25,8 +26,8 @@ def found(model: onnx.ModelProto | str, folder: Path) -> FoundPrecision:
 
 
 @pytest.fixture
-def quantized_precision(quantized: Callable[..., Path]) -> Callable[..., FoundPrecision]:
-    return lambda *args, **types: precision_of(read_model(quantized(*args, **types)))
+def quantized_precision(linear: ModelMaker, quantized: Callable[..., Path]) -> Callable[..., FoundPrecision]:
+    return lambda **types: precision_of(read_model(quantized(linear(), **types)))
 
 
 @pytest.mark.parametrize(
@@ -38,13 +39,9 @@ def quantized_precision(quantized: Callable[..., Path]) -> Callable[..., FoundPr
     ],
 )
 def test_qdq_models_are_called_by_the_widths_that_they_have(
-    linear: ModelMaker,
-    quantized_precision: Callable[..., FoundPrecision],
-    weight: QuantType,
-    activation: QuantType,
-    name: str,
+    quantized_precision: Callable[..., FoundPrecision], weight: QuantType, activation: QuantType, name: str
 ) -> None:
-    precision = quantized_precision(linear(), weight_type=weight, activation_type=activation)
+    precision = quantized_precision(weight_type=weight, activation_type=activation)
     assert (precision.name, precision.scheme) == (name, "qdq")
     assert precision.weights == {str(weight).lower().removeprefix("q"): WEIGHT}
     assert [*precision.activations] == [str(activation).lower().removeprefix("q")]
@@ -52,11 +49,9 @@ def test_qdq_models_are_called_by_the_widths_that_they_have(
 
 
 def test_weights_that_are_quantized_while_the_model_runs_are_weights_too(
-    linear: ModelMaker, quantized_precision: Callable[..., FoundPrecision]
+    quantized_precision: Callable[..., FoundPrecision],
 ) -> None:
-    precision = quantized_precision(
-        linear(), activation_type=QuantType.QUInt16, extra_options={"AddQDQPairToWeight": True}
-    )
+    precision = quantized_precision(activation_type=QuantType.QUInt16, extra_options={"AddQDQPairToWeight": True})
     assert precision.weights == {"int8": WEIGHT}
     assert precision.others == {"uint16": BIAS}  # Add combines an activation with it
     assert precision.activations == {"uint16": 3}
@@ -82,12 +77,10 @@ def test_an_embedding_table_does_not_rename_a_model(tmp_path: Path) -> None:
 
 
 def test_activations_that_were_kept_wide_are_told_with_their_share(
-    linear: ModelMaker, quantized_precision: Callable[..., FoundPrecision]
+    quantized_precision: Callable[..., FoundPrecision],
 ) -> None:
-    overrides = {"t": [{"quant_type": QuantType.QUInt16}]}
-    precision = quantized_precision(
-        linear(), activation_type=QuantType.QUInt8, extra_options={"TensorQuantOverrides": overrides}
-    )
+    options = {"TensorQuantOverrides": {"t": [{"quant_type": QuantType.QUInt16}]}}
+    precision = quantized_precision(activation_type=QuantType.QUInt8, extra_options=options)
     assert precision.name == "w8a8"
     assert precision.activations == {"uint8": 2, "uint16": 1}
     assert precision.text == "w8a8, 1 of 3 activations are uint16"
@@ -101,8 +94,10 @@ def test_operators_on_integers_say_which_kind_they_are(
     dynamic = precision_of(read_model(tmp_path / "m.onnx"))
     assert (dynamic.name, dynamic.weights, dynamic.matrix_nodes) == ("dynamic", {"int8": WEIGHT}, (1, 1))
     assert dynamic.text == "dynamic: int8 weights, activations quantized while it runs"
-    operators = quantized_precision(linear(), quant_format=QuantFormat.QOperator)
+    assert inspect_model(tmp_path / "m.onnx").is_quantized
+    operators = quantized_precision(quant_format=QuantFormat.QOperator)
     assert operators.text == "w8a8 in integer operators (QOperator)"
+    assert inspect_model(tmp_path / "quantized.onnx").is_quantized
 
 
 @pytest.mark.parametrize(("level", "told"), [(0, ""), (4, ", activations rounded to 8 bits inside MatMulNBits")])

@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from winml_dag.stages.export import ExportFields, InputTensor, LoaderFields, RandomWeights
+from export_models import made
+
+from winml_dag.stages.export import ExportFields, InputTensor, LoaderFields
 
 _LAYERS = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
 _TEXT = {**_LAYERS, "vocab_size": 100}
@@ -108,8 +110,7 @@ class Architecture:
 
     @property
     def loader(self) -> LoaderFields:
-        weights = RandomWeights(0, self.config)
-        return LoaderFields(self.task, self.model_type, self.model_class, random_weights=weights)
+        return made(self.task, self.model_type, self.model_class, **self.config)
 
     @property
     def fields(self) -> ExportFields:

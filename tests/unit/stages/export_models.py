@@ -9,7 +9,7 @@ import gc
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,9 +39,15 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+def made(
+    task: str, model_type: str | None, model_class: str | None = None, seed: int = 0, **config: Any
+) -> LoaderFields:
+    """Return a model with random weights."""
+    return LoaderFields(task, model_type, model_class, random_weights=RandomWeights(seed, config))
+
+
 def random_model(model_type: str, task: str, seed: int = 0, **overrides: Any) -> LoaderFields:
-    weights = RandomWeights(seed, {**SMALL[model_type], **overrides})
-    return LoaderFields(task, model_type=model_type, random_weights=weights)
+    return made(task, model_type, seed=seed, **{**SMALL[model_type], **overrides})
 
 
 @dataclass(frozen=True)
@@ -52,31 +58,35 @@ class Exported:
 
 
 class Bench:
-    """Runs the stage in a fresh scratch folder each time, with relative folders only."""
+    """Runs a stage in a fresh scratch folder each time, with relative folders only."""
 
     def __init__(self, folder: Path) -> None:
         self._scratches = (folder / f"scratch-{number}" for number in range(100))
 
-    def export(self, loader: LoaderFields, fields: ExportFields | None = None, folder: Path | None = None) -> Exported:
-        run = _stage()
-        with self._scratch() as scratch:
-            inputs = {}
-            if folder is not None:
-                Path("inputs").mkdir()
-                inputs["model"] = Path(shutil.copytree(folder, "inputs/model"))
-            outputs = {slot: Path("outputs") / slot for slot in ("model", "hierarchy")}
-            for output in outputs.values():
-                output.mkdir(parents=True)
-            metrics = run(ExportConfig(loader, fields or ExportFields()), Workspace(inputs, outputs))
-            hierarchy = json.loads(next(outputs["hierarchy"].iterdir()).read_text(encoding="utf-8"))
-        return Exported(scratch / "outputs/model/export.onnx", metrics, hierarchy)
-
-    @contextlib.contextmanager
-    def _scratch(self) -> Iterator[Path]:
+    def run(
+        self, work: Callable[[Any, Workspace], JsonObject], config: object, slots: Iterable[str], **inputs: Path
+    ) -> tuple[Path, JsonObject]:
+        """Return the folder with the outputs, and the metrics."""
         scratch = next(self._scratches)
-        scratch.mkdir(parents=True)
+        for slot in slots:
+            (scratch / "outputs" / slot).mkdir(parents=True)
+        for slot, folder in inputs.items():
+            shutil.copytree(folder, scratch / "inputs" / slot)
         with contextlib.chdir(scratch):
-            yield scratch
+            workspace = Workspace(
+                {slot: Path("inputs") / slot for slot in inputs}, {slot: Path("outputs") / slot for slot in slots}
+            )
+            return scratch / "outputs", work(config, workspace)
+
+    def export(
+        self, loader: LoaderFields, fields: ExportFields | None = None, folder: Path | None = None, slot: str = "model"
+    ) -> Exported:
+        """Export with *folder* as the input *slot*."""
+        config = ExportConfig(loader, fields or ExportFields())
+        inputs = {} if folder is None else {slot: folder}
+        outputs, metrics = self.run(_stage(), config, ("model", "hierarchy"), **inputs)
+        [hierarchy] = (outputs / "hierarchy").iterdir()
+        return Exported(outputs / "model/export.onnx", metrics, json.loads(hierarchy.read_text(encoding="utf-8")))
 
 
 @functools.cache

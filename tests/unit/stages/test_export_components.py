@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
 import torch
+from export_models import Bench, made
 from transformers import (
     AutoConfig,
     PreTrainedModel,
@@ -19,45 +18,43 @@ from transformers import (
     WhisperForConditionalGeneration,
 )
 
-from winml_dag.canonical import JsonObject
-from winml_dag.engine.stage import Workspace
 from winml_dag.errors import RecipeError, StageError
+from winml_dag.onnxmodel.feeds import model_inputs
 from winml_dag.stages.export import (
     ComponentFields,
     ComponentsConfig,
-    ExportConfig,
     ExportFields,
     InputTensor,
     LoaderFields,
-    RandomWeights,
+    conversion,
     export_stage,
 )
 from winml_dag.stages.export.architectures import chosen_components, component_named, composite_of
 from winml_dag.stages.export.configuration import configuration
 from winml_dag.stages.export.exporter import DYNAMO, TORCHSCRIPT, exporter_of
-from winml_dag.stages.export.loading import LoadedModel
+from winml_dag.stages.export.loading import LoadedModel, load_pytorch_model
 from winml_dag.stages.export.subject import DecoderModule, cache_shape, component_module, component_subject
 
 _CACHE = 12
 _SOURCE = {"input_ids": torch.arange(3, 12)[None], "attention_mask": torch.ones(1, 9, dtype=torch.int64)}
 
 
-def names(model_type: str | None, task: str | None, model_class: str | None) -> list[str]:
-    return [each.name for each in chosen_components(model_type, task, model_class)]
-
-
-@pytest.mark.parametrize("model_type", ["vision-encoder-decoder", "vision_encoder_decoder"])
-def test_a_recipe_means_all_components_or_one(model_type: str) -> None:
-    assert names(model_type, "image-to-text", None) == ["encoder", "decoder"]
-    assert names(model_type, None, None) == ["encoder", "decoder"]
-    assert names(model_type, "image-feature-extraction", None) == ["encoder"]
-    assert names(model_type, "image-to-text", "VisionDecoderWrapper") == ["decoder"]
-    assert names(model_type, "image-to-text", "VisionEncoderDecoderModel") == []
-
-
-def test_models_of_one_piece_have_no_components() -> None:
-    assert names("bert", "fill-mask", None) == names(None, None, None) == []
-    assert composite_of("bert") is None
+@pytest.mark.parametrize(
+    ("asked", "components"),
+    [
+        (("vision-encoder-decoder", "image-to-text", None), ["encoder", "decoder"]),
+        (("vision_encoder_decoder", None, None), ["encoder", "decoder"]),
+        (("vision-encoder-decoder", "image-feature-extraction", None), ["encoder"]),
+        (("vision_encoder_decoder", "image-to-text", "VisionDecoderWrapper"), ["decoder"]),
+        (("vision-encoder-decoder", "image-to-text", "VisionEncoderDecoderModel"), []),
+        (("bert", "fill-mask", None), []),
+        ((None, None, None), []),
+    ],
+)
+def test_a_recipe_means_all_components_or_one_or_none(
+    asked: tuple[str | None, str | None, str | None], components: list[str]
+) -> None:
+    assert [each.name for each in chosen_components(*asked)] == components
 
 
 def test_an_unknown_component_is_refused_with_those_that_there_are() -> None:
@@ -143,7 +140,7 @@ _CLIP = {
     "text_config": {**_LAYERS, "vocab_size": 64, "max_position_embeddings": 12, "eos_token_id": 2},
     "vision_config": {**_LAYERS, "image_size": 16, "patch_size": 8},
 }
-LOADER = LoaderFields("zero-shot-image-classification", model_type="clip", random_weights=RandomWeights(0, _CLIP))
+LOADER = made("zero-shot-image-classification", "clip", **_CLIP)
 TEXT, IMAGE = "text-encoder", "image-encoder"
 _TASKS = {TEXT: "feature-extraction", IMAGE: "image-feature-extraction"}
 _CLASSES = {TEXT: "CLIPTextModelWithProjection", IMAGE: "CLIPVisionModelWithProjection"}
@@ -160,98 +157,60 @@ FIELDS = ExportFields(
 SHARED = ("attention_mask", "input_ids", "pixel_values")
 
 
-@contextlib.contextmanager
-def scratch(folder: Path) -> Iterator[Workspace]:
-    folder.mkdir()
-    with contextlib.chdir(folder):
-        outputs = {slot: Path("outputs") / slot for slot in export_stage((TEXT, IMAGE)).outputs}
-        for output in outputs.values():
-            output.mkdir(parents=True)
-        yield Workspace({}, outputs)
-
-
 def config(fields: ExportFields = FIELDS, shared: tuple[str, ...] = SHARED) -> ComponentsConfig:
     components = {name: ComponentFields(_CLASSES[name], _TASKS[name], fields, shared) for name in (TEXT, IMAGE)}
     return ComponentsConfig(LOADER, components)
 
 
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, JsonObject, list[LoaderFields]]:
-    """The outputs of one run, its metrics, and what it loaded."""
-    from winml_dag.stages.export import conversion, loading
+SLOTS = export_stage((TEXT, IMAGE)).outputs
 
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, list[LoaderFields]]:
+    """The outputs of one run, its metrics, and what it loaded."""
     loaded: list[LoaderFields] = []
 
-    def load(loader: LoaderFields, *arguments: Any) -> loading.LoadedModel:
+    def load(loader: LoaderFields, *arguments: Any) -> LoadedModel:
         loaded.append(loader)
-        return loading.load_pytorch_model(loader, *arguments)
+        return load_pytorch_model(loader, *arguments)
 
-    folder = tmp_path_factory.mktemp("composite") / "scratch"
-    with pytest.MonkeyPatch.context() as patch, scratch(folder) as workspace:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(conversion, "load_pytorch_model", load)
-        metrics = conversion.run_components(config(), workspace)
-    return folder / "outputs", metrics, loaded
+        bench = Bench(tmp_path_factory.mktemp("composite"))
+        return *bench.run(conversion.run_components, config(), SLOTS), loaded
 
 
-def test_the_model_is_loaded_once_for_all_components(
-    exported: tuple[Path, JsonObject, list[LoaderFields]],
-) -> None:
+def test_the_model_is_loaded_once_for_all_components(exported: tuple[Path, Any, list[LoaderFields]]) -> None:
     outputs, metrics, loaded = exported
     assert loaded == [LOADER]
-    assert sorted(path.name for path in outputs.iterdir()) == sorted(export_stage((TEXT, IMAGE)).outputs)
-    measured = metrics["components"]
-    assert isinstance(measured, Mapping)
-    assert {name: round(each["cosine"], 6) for name, each in measured.items()} == {TEXT: 1, IMAGE: 1}
+    assert sorted(path.name for path in outputs.iterdir()) == sorted(SLOTS)
+    assert {name: round(each["cosine"], 6) for name, each in metrics["components"].items()} == {TEXT: 1, IMAGE: 1}
+    # Each takes its own of the tensors that are named for all.
+    text, image = (model_inputs(outputs / f"{name}_model" / "export.onnx") for name in (TEXT, IMAGE))
+    assert {each.name: each.shape for each in text} == {"input_ids": (1, 6), "attention_mask": (1, 6)}
+    assert {each.name: each.shape for each in image} == {"pixel_values": ("batch", 3, 16, 16)}
 
 
 def test_a_component_alone_has_the_bytes_that_it_has_among_others(
-    exported: tuple[Path, JsonObject, list[LoaderFields]], tmp_path: Path
+    exported: tuple[Path, Any, list[LoaderFields]], tmp_path: Path
 ) -> None:
-    from winml_dag.stages.export.conversion import run
-
     text = replace(FIELDS, input_tensors=FIELDS.input_tensors and FIELDS.input_tensors[:2], dynamic_axes=None)
     loader = replace(LOADER, model_class=_CLASSES[TEXT], task=_TASKS[TEXT])
-    outputs = {slot: tmp_path / slot for slot in ("model", "hierarchy")}
-    for output in outputs.values():
-        output.mkdir()
-    with contextlib.chdir(tmp_path):
-        run(ExportConfig(loader, text), Workspace({}, outputs))
-    alone = (outputs["model"] / "export.onnx").read_bytes()
-    assert alone == (exported[0] / f"{TEXT}_model" / "export.onnx").read_bytes()
-
-
-def test_each_takes_its_own_of_the_tensors_that_are_named_for_all(
-    exported: tuple[Path, JsonObject, list[LoaderFields]],
-) -> None:
-    found = {}
-    for name in (TEXT, IMAGE):
-        graph = onnx.load(exported[0] / f"{name}_model" / "export.onnx").graph
-        found[name] = {
-            value.name: [axis.dim_param or axis.dim_value for axis in value.type.tensor_type.shape.dim]
-            for value in graph.input
-        }
-    assert found == {
-        TEXT: {"input_ids": [1, 6], "attention_mask": [1, 6]},
-        IMAGE: {"pixel_values": ["batch", 3, 16, 16]},
-    }
+    alone = Bench(tmp_path).export(loader, text).model
+    assert alone.read_bytes() == (exported[0] / f"{TEXT}_model" / "export.onnx").read_bytes()
 
 
 @pytest.mark.parametrize(
-    ("fields", "shared", "complaint"),
+    ("axis", "shared", "complaint"),
     [
-        (
-            replace(FIELDS, dynamic_axes={"pixel_value": {"0": "batch"}}),
-            (*SHARED, "pixel_value"),
-            "'pixel_value', which no component takes. Did you mean 'pixel_values'",
-        ),
-        (FIELDS, (), "names 'pixel_values', which the model does not take"),
+        ("pixel_value", (*SHARED, "pixel_value"), "no component takes. Did you mean 'pixel_values'"),
+        ("pixel_values", (), "names 'pixel_values', which the model does not take"),
     ],
     ids=["of none", "of another"],
 )
 def test_a_tensor_that_no_component_takes_is_refused(
-    tmp_path: Path, fields: ExportFields, shared: tuple[str, ...], complaint: str
+    tmp_path: Path, axis: str, shared: tuple[str, ...], complaint: str
 ) -> None:
-    from winml_dag.stages.export.conversion import run_components
-
-    with scratch(tmp_path / "scratch") as workspace, pytest.raises(StageError, match=complaint):
-        run_components(config(fields, shared), workspace)
+    fields = replace(FIELDS, dynamic_axes={axis: {"0": "batch"}})
+    with pytest.raises(StageError, match=complaint):
+        Bench(tmp_path).run(conversion.run_components, config(fields, shared), SLOTS)
