@@ -33,8 +33,7 @@ def stored(project: Project) -> dict[str, bytes]:
 
 
 def test_every_stage_gives_the_same_bytes_and_nothing_else_changes(project: Project) -> None:
-    """Even where a build has nothing to do, since that is the build in question; each stage in a separate process."""
-    project = project.with_processes()
+    """Even where a build has nothing to do, since that is the build in question."""
     kept, contents, times = stored(project), project.contents(), project.times()
     code, found = reproduce(project)
     assert [(stage["id"], stage["verdict"], stage["differences"]) for stage in found["stages"]] == [

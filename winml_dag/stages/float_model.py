@@ -174,16 +174,8 @@ def _infer_with_onnxruntime(model: ModelProto, names: list[str]) -> None:
 
 def float_tensors(graph: GraphProto) -> frozenset[str]:
     """Return the names of all float32 activations of the nodes of the graph itself, without initializers."""
-    initializers = {tensor.name for tensor in graph.initializer}
-    values = (*graph.input, *graph.output, *graph.value_info)
-    floats = {value.name for value in values if value.type.tensor_type.elem_type == TensorProto.FLOAT}
     used = {name for node in graph.node for name in (*node.input, *node.output)}
-    return frozenset((floats & used) - initializers)
-
-
-def float_values(graph: GraphProto) -> frozenset[str]:
-    """Return the names of :func:`float_tensors` and of the float32 initializers."""
-    return float_tensors(graph) | {tensor.name for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT}
+    return (float_values(graph) & used) - {tensor.name for tensor in graph.initializer}
 
 
 def compute_nodes(graph: GraphProto) -> Iterator[NodeProto]:
@@ -196,7 +188,7 @@ def compute_nodes(graph: GraphProto) -> Iterator[NodeProto]:
 
 def compute_nodes_inside(graph: GraphProto) -> Iterator[tuple[str, NodeProto]]:
     """Yield the nodes of :func:`compute_nodes` that are in subgraphs, each with the operator that runs its graph."""
-    floats = _typed_floats(graph)
+    floats = float_values(graph)
     for node in graph.node:
         for inner in _graphs_in(node):
             for found in _compute_nodes(inner, floats):
@@ -204,7 +196,7 @@ def compute_nodes_inside(graph: GraphProto) -> Iterator[tuple[str, NodeProto]]:
 
 
 def _compute_nodes(graph: GraphProto, around: frozenset[str]) -> Iterator[NodeProto]:
-    floats = around | _typed_floats(graph)
+    floats = around | float_values(graph)
     for node in graph.node:
         if inside := _graphs_in(node):
             for inner in inside:
@@ -213,7 +205,7 @@ def _compute_nodes(graph: GraphProto, around: frozenset[str]) -> Iterator[NodePr
             yield node
 
 
-def _typed_floats(graph: GraphProto) -> frozenset[str]:
+def float_values(graph: GraphProto) -> frozenset[str]:
     """Return the float32 values of *graph* itself and its float32 initializers, wherever they are read."""
     values = (*graph.input, *graph.output, *graph.value_info)
     floats = {value.name for value in values if value.type.tensor_type.elem_type == TensorProto.FLOAT}

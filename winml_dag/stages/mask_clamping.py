@@ -8,7 +8,7 @@ from -300 on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,16 +41,13 @@ class Infinity:
     negative: float
     positive: float
 
-    def is_in(self, numbers: Iterable[float]) -> bool:
-        return any(number <= self.negative or number >= self.positive for number in numbers)
-
     def without(self, values: NDArray[Any]) -> NDArray[Any] | None:
         """Return *values* with infinite ones replaced by :data:`BOUND`; None if there are none.
 
         Infinite values of one sign remain equal to each other.
         """
         # Check the extremes first: two reductions need no memory.
-        if values.size == 0 or not self.is_in((values.min(), values.max())):
+        if values.size == 0 or not (values.min() <= self.negative or values.max() >= self.positive):
             return None
         result = np.where(values <= self.negative, -BOUND, np.where(values >= self.positive, BOUND, values))
         return result.astype(values.dtype)
@@ -113,12 +110,9 @@ def _clamp_attributes(node: NodeProto, path: Path) -> int:
 def _clamped(tensor: TensorProto, path: Path) -> TensorProto | None:
     dtype = _DTYPES.get(tensor.data_type)
     # In chunks: most tensors are weights, and an embedding table may be larger than everything else in memory.
-    if dtype is None or not any(_has_infinity(piece, dtype) for piece in tensor_chunks(tensor, path)):
+    if dtype is None or all(
+        CERTAIN.without(np.frombuffer(piece, dtype)) is None for piece in tensor_chunks(tensor, path)
+    ):
         return None
     values = CERTAIN.without(numpy_helper.to_array(tensor, str(path.parent)))
     return None if values is None else numpy_helper.from_array(values, tensor.name)
-
-
-def _has_infinity(piece: bytes, dtype: str) -> bool:
-    values = np.frombuffer(piece, dtype)
-    return values.size > 0 and CERTAIN.is_in((values.min(), values.max()))

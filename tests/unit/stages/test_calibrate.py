@@ -9,14 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from optimize_samples import graph
 from quantization_samples import (
-    WIDTH,
     calibrate,
     image_model,
     pixels,
     quantize,
     text_model,
     token_ids,
-    weights,
 )
 
 from winml_dag.errors import StageError
@@ -50,16 +48,6 @@ def test_every_float_activation_has_a_range(tmp_path):
     assert result.metrics["tensors"] == len(ranges_of(result))
 
 
-def test_tensors_behind_an_operator_from_outside_the_standard_have_ranges_too(tmp_path):
-    model = graph(
-        f"""g (float[1, {WIDTH}] x) => (float[1, {WIDTH}] y)
-        {{ g = com.microsoft.QuickGelu (x) m = MatMul (g, w) y = Relu (m) }}""",
-        imports=', "com.microsoft": 1',
-        w=weights(WIDTH, WIDTH),
-    )
-    assert set(ranges_of(calibrate(tmp_path, model))) == {"x", "g", "m", "y"}
-
-
 def test_no_time_and_no_name_of_this_machine_is_in_the_file(tmp_path):
     result = calibrate(tmp_path, image_model(), pixels(2))
     assert result.metrics["calibration_time_seconds"] > 0
@@ -67,8 +55,11 @@ def test_no_time_and_no_name_of_this_machine_is_in_the_file(tmp_path):
     assert [path.name for path in result.folder.iterdir()] == ["calibration_ranges.json"]
 
 
-@given(bounds=st.dictionaries(st.text(), st.tuples(FLOAT32, FLOAT32)), method=st.sampled_from(["minmax", "entropy"]))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    bounds=st.dictionaries(st.text(), st.tuples(FLOAT32, FLOAT32), max_size=5),
+    method=st.sampled_from(["minmax", "entropy"]),
+)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_ranges_survive_writing_and_do_not_depend_on_their_order(tmp_path, bounds, method):
     path = tmp_path / "ranges.json"
     Ranges(method, bounds, PROVENANCE).write(path)

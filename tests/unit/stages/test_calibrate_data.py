@@ -66,15 +66,6 @@ def test_stacked_arrays_files_per_sample_and_arrays_per_input_mean_the_same(tmp_
         assert result.metrics["data"] == form[:3]
 
 
-def test_the_first_samples_are_taken_and_no_more_than_asked_for(tmp_path):
-    data = pixels(6)
-    data["pixels"][4:] *= 1000
-    result = calibrate(tmp_path, image_model(), data, samples=4)
-    assert result.metrics["samples"] == 4
-    assert ranges_of(result)["pixels"] == (data["pixels"][:4].min(), data["pixels"][:4].max())
-    assert calibrate(tmp_path, image_model(), data, samples=100).metrics["samples"] == 6
-
-
 def test_what_validation_keeps_back_is_left_alone(tmp_path):
     data = pixels(6)
     data["pixels"][4:] *= 1000

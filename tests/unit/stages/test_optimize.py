@@ -119,19 +119,6 @@ def test_operators_outside_the_standard_do_not_hide_the_shapes_after_them(tmp_pa
     assert {value.name for value in (*made.value_info, *made.output)} == {name for n in made.node for name in n.output}
 
 
-def test_the_order_in_which_capabilities_are_written_does_not_matter(tmp_path: Path) -> None:
-    model = graph(
-        """agraph (float[n, 6, 8] x) => (float[n, 3, 16] y) <int64[3] shape = {-1, 3, 16}>
-        { p = MatMul(x, q) a = Add(p, bias) y = Reshape(a, shape) }""",
-        q=np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32),
-        bias=np.ones(8, np.float32),
-    )
-    flags = ("matmul_add_fusion", "reshape_mergedreshape")
-    result = optimize(tmp_path, model, *flags)
-    assert result.ops == {"Reshape": 2, "Gemm": 1}
-    assert optimize(tmp_path, model, *reversed(flags)).content == result.content
-
-
 def test_subgraphs_are_rewritten_too(tmp_path: Path) -> None:
     model = graph(
         """agraph (bool c, float[4] x) => (float[4] y) {

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from corpus.node_cases import RIGHT, WRONG, cases, check
+from corpus.node_cases import RIGHT, SLOW, WRONG, cases, check
 from onnx import numpy_helper
 from optimize_samples import optimize, outputs
 
@@ -30,7 +30,7 @@ SPECIAL = {
     "test_string_split_basic",
     "test_training_dropout_mask",
 }
-EVERY = 24
+EVERY = 48
 
 SHAPE = "float[2, 2]"
 WEIGHT = f"<value: tensor = {SHAPE} {{1, 2, 3, 4}}>"
@@ -60,7 +60,7 @@ def fed(model: onnx.ModelProto) -> dict[str, np.ndarray]:
 
 
 def test_a_share_of_the_node_cases_computes_what_it_did(tmp_path: Path) -> None:
-    chosen = [case for index, case in enumerate(cases()) if index % EVERY == 0 or case.name in SPECIAL]
+    chosen = [case for index, case in enumerate(cases(without=SLOW)) if index % EVERY == 0 or case.name in SPECIAL]
     assert {case.name for case in chosen} >= SPECIAL
     verdicts = []
     for case in chosen:
@@ -69,7 +69,7 @@ def test_a_share_of_the_node_cases_computes_what_it_did(tmp_path: Path) -> None:
         verdicts.append(check(case, folder))
     assert [verdict for verdict in verdicts if verdict.outcome == WRONG] == []
     assert {verdict.name for verdict in verdicts if verdict.outcome == RIGHT} >= SPECIAL
-    assert sum(verdict.outcome == RIGHT for verdict in verdicts) > 60
+    assert sum(verdict.outcome == RIGHT for verdict in verdicts) > 25
 
 
 LOOP = f"""agraph ({SHAPE} x, bool c, int64 n) => ({SHAPE} y) {{

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper
-from optimize_samples import assert_same_results, feeds, graph, optimize, outputs
+from optimize_samples import assert_same_results, graph, optimize, outputs
 
 LOWEST = float(np.finfo(np.float32).min)
 MASKED = f"""agraph (float[2, 4, 8, 8] x, int64[2, 1, 1, 8] mask) => (float[2, 4, 8, 8] y)
@@ -47,7 +47,7 @@ class TestClampConstantValues:
         np.testing.assert_array_equal(result.constants["mask"], np.maximum(mask, -50))
 
     @given(st.lists(st.floats(width=32, allow_nan=False), min_size=4, max_size=4))
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=6, deadline=None)
     def test_only_huge_values_change(self, numbers: list[float]) -> None:
         constant = np.array(numbers, np.float32)
         model = graph("agraph (float[4] x) => (float[4] y) { y = Add(x, constant) }", constant=constant)
@@ -301,14 +301,3 @@ def test_what_is_not_its_place_stays(tmp_path: Path, name: str, model: onnx.Mode
     result = optimize(tmp_path, model, name)
     assert result.content == optimize(tmp_path, model).content
     assert ("GPU providers" in str(result.metrics["left"])) == (name == "bias_softmax_fusion")
-
-
-def test_onnxruntime_still_cannot_run_a_bias_softmax_on_a_cpu() -> None:
-    """When this fails, the flag can have an effect."""
-    model = graph(
-        """agraph (float[2, 4, 8, 8] x, float[2, 1, 1, 8] m) => (float[2, 4, 8, 8] y)
-        { y = com.microsoft.BiasSoftmax<axis = 3, is_inner_broadcast = 0>(x, m) }""",
-        imports=', "com.microsoft": 1',
-    )
-    with pytest.raises(Exception, match="BiasSoftmax"):
-        outputs(model, feeds(model))

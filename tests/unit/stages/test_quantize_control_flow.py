@@ -15,7 +15,7 @@ from quantization_samples import Result, calibrate, outlier_model, quantize, row
 
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.inspect import inspect_model
-from winml_dag.onnxmodel.protos import distinct_names, graphs_of, sort_nodes
+from winml_dag.onnxmodel.protos import graphs_of, sort_nodes
 from winml_dag.stages.float_model import write_typed
 from winml_dag.stages.quantize.mixed import own_constants
 
@@ -237,29 +237,6 @@ def test_a_model_without_nodes_is_refused_in_a_sentence(tmp_path: Path) -> None:
         with pytest.raises(StageError) as caught:
             quantized(tmp_path, model, mode)
         assert caught.value.message.startswith("The model computes nothing in float32")
-
-
-def test_names_of_inner_graphs_become_distinct_and_what_they_capture_stays() -> None:
-    model = net(BRANCHES)
-    same = onnx.ModelProto.FromString(model.SerializeToString())
-    distinct_names(model)
-    names = [
-        name
-        for graph in graphs_of(model.graph)
-        for name in (
-            *(value.name for value in graph.input),
-            *(tensor.name for tensor in graph.initializer),
-            *(name for node in graph.node for name in node.output),
-        )
-    ]
-    assert len(names) == len(set(names))
-    assert [node.output for node in model.graph.node] == [node.output for node in same.graph.node]
-    for condition in (True, False):
-        found, expected = (
-            onnxruntime.InferenceSession(each.SerializeToString()).run(None, fed(same, 1, condition=condition))[0]
-            for each in (model, same)
-        )
-        np.testing.assert_array_equal(found, expected)
 
 
 def test_nodes_are_sorted_by_what_inner_graphs_read_too() -> None:

@@ -62,11 +62,6 @@ class TestFp16:
         constants = {tensor.name: tensor.data_type for tensor in result.model.graph.initializer}
         assert (constants["wo"], constants["wq"]) == (TensorProto.FLOAT, TensorProto.FLOAT16)
 
-    def test_operators_without_a_float16_form_stay_in_float32_beside_those_of_the_list(self, tmp_path):
-        model = graph(f"{ROW} <int64 axis = {{1}}> {{ c = CumSum (x, axis) y = Softmax (c) }}")
-        result = quantize(tmp_path, model, "fp16", fp16_op_block_list=("Relu",))
-        assert result.metrics["nodes_skipped_by_type"] == {"CumSum": 1}
-
     def test_constants_beyond_float16_become_its_largest_number(self, tmp_path):
         feed = token_ids(1)
         model = text_model(mask=float(np.finfo(np.float32).min))
@@ -186,10 +181,6 @@ class TestRtn:
     def test_widths_and_blocks_that_there_are_not_are_refused(self, tmp_path, fields, message):
         with pytest.raises(StageError, match=message):
             quantize(tmp_path, text_model(), "rtn", **fields)
-
-    def test_a_model_without_matrices_is_refused(self, tmp_path):
-        with pytest.raises(StageError, match="no weights"):
-            quantize(tmp_path, image_model(), "rtn", nodes_to_exclude=("classify",))
 
 
 @pytest.mark.parametrize("mode", ["static", "dynamic", "rtn", "fp16"])

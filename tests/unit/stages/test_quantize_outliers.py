@@ -101,8 +101,9 @@ def test_activations_stay_at_8_bits_where_the_provider_does_not_mix_widths(tmp_p
     assert (result.metrics["equalized_tensors"], result.metrics["activations_kept_at_16_bits"]) == (1, 0)
 
 
-@RULES
-@pytest.mark.parametrize(("make", "data"), [(image_model, pixels(8)), (text_model, token_ids(8))])
+@pytest.mark.parametrize(
+    ("make", "data", "rules"), [(image_model, pixels(8), "qnn"), (text_model, token_ids(8), "onnxruntime")]
+)
 def test_a_model_without_outliers_is_quantized_as_ever(tmp_path, make, data, rules):
     ranges = calibrate(tmp_path, make(), data)
     default, plain = (
@@ -113,7 +114,7 @@ def test_a_model_without_outliers_is_quantized_as_ever(tmp_path, make, data, rul
 
 @pytest.mark.parametrize(
     ("weight_type", "activation_type", "symmetric"),
-    [("int8", "int8", True), ("int8", "uint8", False), ("int16", "uint8", True), ("int16", "int8", False)],
+    [("int8", "int8", True), ("int16", "uint8", False)],
 )
 def test_16_bits_have_the_sign_of_the_8(tmp_path, ranges, weight_type, activation_type, symmetric):
     types = {"weight_type": weight_type, "activation_type": activation_type, "activation_symmetric": symmetric}
@@ -205,7 +206,7 @@ def test_neither_is_it_where_somebody_asks_for_16_bits(tmp_path, rules, everywhe
     assert np.abs(found - expected).max() < 0.02
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     after=st.booleans(),
     transposed=st.booleans(),

@@ -128,7 +128,7 @@ def test_a_name_with_brackets_is_a_name_and_not_only_a_pattern(tmp_path):
         ({"activation_type": "int4"}, "activation_type 'int4'", "uint8"),
         ({"activation_type": None}, "activation_type None", "uint8"),
         ({"weight_type": "uint8", "activation_type": "int8"}, "no kernels", "weight_type int8"),
-        ({"rules": "tensorrt"}, "tensorrt", "qnn"),
+        ({"rules": None}, "Unknown quantization rules None", "qnn"),
     ],
 )
 def test_what_cannot_be_done_as_asked_is_refused(tmp_path, ranges, fields, message, advice):
@@ -231,11 +231,7 @@ def test_a_softmax_may_be_surer_than_it_was_in_calibration(tmp_path: Path) -> No
     np.testing.assert_allclose(found, expected, atol=0.05)
 
 
-@pytest.mark.parametrize("symmetric", [None, False, True])
-@pytest.mark.parametrize(("weight_type", "rules"), [(each, "onnxruntime") for each in WEIGHT_TYPES] + [("int8", "qnn")])
-def test_channels_at_once_have_the_bytes_that_they_have_one_by_one(
-    tmp_path, monkeypatch, weight_type, rules, symmetric
-):
+def test_channels_at_once_have_the_bytes_that_they_have_one_by_one(tmp_path, monkeypatch):
     model = text_model()
     for tensor in model.graph.initializer:
         if tensor.name == "wq":  # a channel of zeros, and one without negative values
@@ -243,8 +239,16 @@ def test_channels_at_once_have_the_bytes_that_they_have_one_by_one(
             values[:, 0], values[:, 1] = 0, np.abs(values[:, 1])
             tensor.CopyFrom(onnx.numpy_helper.from_array(values, "wq"))
     ranges = calibrate(tmp_path, model, token_ids(8))
-    fields = {"activation_type": "uint16", "per_channel": True, "weight_symmetric": symmetric}
-    at_once = quantize(tmp_path, model, "static", ranges, rules, weight_type=weight_type, **fields)
+    fields = {"activation_type": "uint16", "per_channel": True}
+    signed = [("onnxruntime", each, symmetric) for each in ("uint8", "int8") for symmetric in (True, False)]
+    others = [("onnxruntime", each, None) for each in WEIGHT_TYPES if not each.endswith("8")]
+
+    def contents():
+        return [
+            quantize(tmp_path, model, "static", ranges, rules, weight_type=each, weight_symmetric=symmetric, **fields)
+            for rules, each, symmetric in (*signed, *others, ("qnn", "int8", None))
+        ]
+
+    at_once = contents()
     monkeypatch.setattr(static, "ChannelQuantizer", QDQQuantizer)
-    one_by_one = quantize(tmp_path, model, "static", ranges, rules, weight_type=weight_type, **fields)
-    assert at_once.content == one_by_one.content
+    assert [one.content for one in contents()] == [one.content for one in at_once]

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from winml_dag.engine.stage import InputSlot, Memory, Stage
 from winml_dag.stages import artifact_types
 
-# The ranges also have this name in an output folder.
-
 
 @dataclass(frozen=True)
 class CalibrateFields:

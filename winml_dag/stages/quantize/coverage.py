@@ -12,7 +12,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from winml_dag.canonical import JsonObject
 from winml_dag.onnxmodel.graph import QDQ, dtype_name
-from winml_dag.onnxmodel.protos import graphs_inside, graphs_of
+from winml_dag.onnxmodel.protos import graphs_inside, graphs_of, nodes_of
 from winml_dag.stages.float_model import NOT_COMPUTING, compute_nodes, compute_nodes_inside, float_values
 from winml_dag.stages.quantize.selection import identity
 
@@ -78,7 +78,7 @@ class Quantized:
         return found
 
     def metrics(self) -> JsonObject:
-        counts = Counter(node.op_type for node in _all_nodes(self.model.graph))
+        counts = Counter(node.op_type for node in nodes_of(self.model.graph))
         by_type = {op_type: sum(reasons.values()) for op_type, reasons in self.skipped.items()}
         skipped = sum(by_type.values())
         return {
@@ -134,8 +134,8 @@ def outcomes_of_replaced(
 
     *reasons* are those of the config, by identity of the node; *ruled*: the operators that there are rules for.
     """
-    known = {name for node in _all_nodes(before) for name in node.output}
-    makers = {name: node for node in _all_nodes(after) for name in node.output}
+    known = {name for node in nodes_of(before) for name in node.output}
+    makers = {name: node for node in nodes_of(after) for name in node.output}
     ranks = {tensor.name: len(tensor.dims) for each in graphs_of(before) for tensor in each.initializer}
     for node in compute_nodes(before):
         constants = [ranks[name] for name in node.input if name in ranks]
@@ -186,7 +186,7 @@ def replaced_types(graph: GraphProto) -> Counter[str]:
     """Count the types of weights that integer operators read."""
     constants = {tensor.name: tensor for each in graphs_of(graph) for tensor in each.initializer}
     weights: Counter[str] = Counter()
-    for node in _all_nodes(graph):
+    for node in nodes_of(graph):
         if node.op_type == "MatMulNBits":
             weights[f"uint{next(attribute.i for attribute in node.attribute if attribute.name == 'bits')}"] += 1
         elif node.op_type in _INTEGER_OPS:
@@ -195,8 +195,3 @@ def replaced_types(graph: GraphProto) -> Counter[str]:
             found = [constants[name] for name in inputs if name in constants and len(constants[name].dims) > 1]
             weights.update(dtype_name(tensor.data_type) for tensor in found if tensor.data_type in _BYTES)
     return weights
-
-
-def _all_nodes(graph: GraphProto) -> Iterator[NodeProto]:
-    """Yield all nodes, including those of subgraphs."""
-    return (node for each in graphs_of(graph) for node in each.node)

@@ -122,7 +122,8 @@ def _reader(
 def _divisors(channels: tuple[Sequence[float], Sequence[float]], matrices: Sequence[tuple[TensorProto, int]]) -> _Array:
     """Return each channel's divisor: the root of its magnitude over the root of its rows' magnitude; 1 in the mean."""
     values = np.maximum(*(np.abs(np.array(ends, np.float64)) for ends in channels))
-    rows = np.max([np.abs(_values(tensor)).max(axis=1 - across) for tensor, across in matrices], axis=0)
+    magnitudes = [(np.abs(numpy_helper.to_array(tensor).astype(np.float64)), across) for tensor, across in matrices]
+    rows = np.max([values.max(axis=1 - across) for values, across in magnitudes], axis=0)
     logarithms = (np.log(_at_least(values)) - np.log(_at_least(rows))) / 2
     # Powers of two: dividing by them is exact, so the float model is bit-identical.
     divisors: _Array = np.exp2(np.round((logarithms - logarithms.mean()) / np.log(2)))
@@ -132,10 +133,6 @@ def _divisors(channels: tuple[Sequence[float], Sequence[float]], matrices: Seque
 def _at_least(values: _Array) -> _Array:
     least = values.max() * _LEAST
     return np.maximum(values, least) if least > 0 else np.ones_like(values)
-
-
-def _values(tensor: TensorProto) -> _Array:
-    return numpy_helper.to_array(tensor).astype(np.float64)
 
 
 def _name(each: _Equalization) -> str:

@@ -8,7 +8,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
 
 from winml_dag.errors import StageError
-from winml_dag.onnxmodel.protos import graphs_inside, graphs_of, read_inside
+from winml_dag.onnxmodel.protos import graphs_inside, nodes_of, read_inside
 from winml_dag.stages.float_model import compute_nodes
 from winml_dag.stages.quantize import QuantizeFields
 from winml_dag.stages.quantize.coverage import Quantized
@@ -32,7 +32,7 @@ def convert_to_half(model: ModelProto, fields: QuantizeFields) -> Quantized:
     if all(reason is not None for _, reason in outcomes):
         raise nothing_left("No node of the model could be converted to float16.", fields)
     # A node that runs graphs has no type of its own: the nodes of its graphs stay in float32 instead.
-    computing = (node for graph in graphs_of(model.graph) for node in graph.node if not any(graphs_inside([node])))
+    computing = (node for node in nodes_of(model.graph) if not any(graphs_inside([node])))
     half = convert_float_to_float16(
         model,
         keep_io_types=bool(fields.fp16_keep_io_types),
@@ -113,7 +113,7 @@ def _set_nodes(graph: GraphProto, nodes: Sequence[NodeProto]) -> None:
 def float_reasons(graph: GraphProto, fields: QuantizeFields) -> dict[str, str]:
     """Return why nodes stay in float32, by identity. Excluding a node that runs graphs excludes their nodes, too."""
     listed = matching_op_types(graph, fields.fp16_op_block_list or (), "fp16_op_block_list")
-    nodes = [node for each in graphs_of(graph) for node in each.node]
+    nodes = list(nodes_of(graph))
     reasons = {}
     for node in nodes:
         if node.op_type in DEFAULT_OP_BLOCK_LIST:

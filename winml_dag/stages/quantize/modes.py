@@ -245,7 +245,7 @@ def run(config: QuantizeConfig, workspace: Workspace) -> JsonObject:
     refuse_unless_float(source, "quantized", weight_only_too=fields.mode == "fp16")
     # The same model that calibrate measured; in other modes activations stay in floats, which can hold infinity.
     write_typed(source, _MODEL_FILE, finite=fields.mode == "static")
-    result = quantize_typed(_MODEL_FILE, read_ranges(workspace), config)
+    result = quantize_model(load_model(_MODEL_FILE), read_ranges(workspace), config)
     started = time.perf_counter()
     output = workspace.outputs["model"] / QUANTIZED_FILE
     for graph in graphs_of(result.model.graph):
@@ -255,7 +255,8 @@ def run(config: QuantizeConfig, workspace: Workspace) -> JsonObject:
     metrics = result.metrics()
     del result, graph  # while it is checked, sessions hold the weights
     # Models for QNN never run with onnxruntime's own fusions.
-    check_sound(output, _MODEL_FILE, _called(fields.mode), optimized=config.target.rules != "qnn")
+    what = "the model in float16" if fields.mode == "fp16" else "the quantized model"
+    check_sound(output, _MODEL_FILE, what, optimized=config.target.rules != "qnn")
     return {
         "mode": fields.mode,
         **metrics,
@@ -265,17 +266,11 @@ def run(config: QuantizeConfig, workspace: Workspace) -> JsonObject:
     }
 
 
-def quantize_typed(source: Path, ranges: Ranges | None, config: QuantizeConfig) -> Quantized:
-    """Return the quantized form of the model *source*, whose tensors must have types (see :func:`write_typed`).
-
-    Raises:
-        StageError: as :func:`run`.
-    """
-    return quantize_model(load_model(source), ranges, config)
-
-
 def quantize_model(model: ModelProto, ranges: Ranges | None, config: QuantizeConfig) -> Quantized:
-    """Return the quantized form of *model*, which is modified. Raises as :func:`run`."""
+    """Return the quantized form of *model*, whose tensors must have types (see :func:`write_typed`).
+
+    It is modified. Raises as :func:`run`.
+    """
     # Nodes can be excluded or overridden only by name.
     name_nodes(model.graph)
     hidden = hide(model.graph)
@@ -311,10 +306,6 @@ def read_ranges(workspace: Workspace) -> Ranges | None:
     ranges = Ranges.read(workspace.input_file("ranges", ".json"))
     ranges.require_model(workspace.inputs["model"])
     return ranges
-
-
-def _called(mode: str) -> str:
-    return "the model in float16" if mode == "fp16" else "the quantized model"
 
 
 def _size(model: Path) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Hashable, Mapping, Sequence, Set
 from pathlib import Path
 
 import onnx
@@ -13,7 +13,7 @@ from onnxruntime.quantization.onnx_model import ONNXModel
 from onnxruntime.quantization.registry import IntegerOpsRegistry
 
 from winml_dag.errors import StageError
-from winml_dag.onnxmodel.protos import graphs_inside, graphs_of, without_weights
+from winml_dag.onnxmodel.protos import graphs_inside, graphs_of, nodes_of, without_weights
 from winml_dag.stages.quantize import QuantizeFields
 from winml_dag.stages.quantize.coverage import Outcome, Quantized, outcomes_of_replaced, replaced_types
 from winml_dag.stages.quantize.mixed import own_constants
@@ -51,8 +51,10 @@ def quantize_dynamically(model: ModelProto, fields: QuantizeFields) -> Quantized
     reasons = select(model.graph, fields)
     constants = {tensor.name for each in graphs_of(model.graph) for tensor in each.initializer}
     # onnxruntime fails on a Conv with a computed weight.
-    computed = {node.name for node in _nodes(model.graph) if node.op_type == "Conv" and node.input[1] not in constants}
-    left_out = {node.name for node in _nodes(model.graph) if identity(node) in reasons} | computed
+    computed = {
+        node.name for node in nodes_of(model.graph) if node.op_type == "Conv" and node.input[1] not in constants
+    }
+    left_out = {node.name for node in nodes_of(model.graph) if identity(node) in reasons} | computed
     _gemms_to_matmuls(model, left_out)
     external = _save(model, _MATMULS_FILE)
     options = {} if fields.weight_symmetric is None else {"WeightSymmetric": fields.weight_symmetric}
@@ -72,7 +74,7 @@ def quantize_dynamically(model: ModelProto, fields: QuantizeFields) -> Quantized
         extra_options=options,
     )
     quantized = onnx.load(_DYNAMIC_FILE)
-    types = {weight_type, *(["int8"] if any(node.op_type == _LSTM for node in _nodes(quantized.graph)) else [])}
+    types = {weight_type, *(["int8"] if any(node.op_type == _LSTM for node in nodes_of(quantized.graph)) else [])}
     outcomes = list(outcomes_of_replaced(before.graph, quantized.graph, reasons, _DYNAMIC_OPERATORS))
     weights = replaced_types(quantized.graph)
     _check(outcomes, weights, types, fields, _DYNAMIC_OPERATORS)
@@ -97,7 +99,7 @@ def quantize_weights(model: ModelProto, fields: QuantizeFields) -> Quantized:
         )
     before = without_weights(model)
     reasons = select(model.graph, fields)
-    left_out = {node.name for node in _nodes(model.graph) if identity(node) in reasons}
+    left_out = {node.name for node in nodes_of(model.graph) if identity(node) in reasons}
     _gemms_to_matmuls(model, left_out)
     quantizer = MatMulNBitsQuantizer(
         model,
@@ -129,17 +131,13 @@ def _gemms_to_matmuls(model: ModelProto, left_out: Collection[str]) -> None:
     copies.
     """
     own_constants(model.graph, _use, inside=True)
-    for node in _nodes(model.graph):
+    for node in nodes_of(model.graph):
         if node.op_type == "Gemm" and node.name in left_out:
             node.op_type = _HIDDEN_GEMM
     ONNXModel(model).replace_gemm_with_matmul()
-    for node in _nodes(model.graph):
+    for node in nodes_of(model.graph):
         if node.op_type == _HIDDEN_GEMM:
             node.op_type = "Gemm"
-
-
-def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
-    return (node for each in graphs_of(graph) for node in each.node)
 
 
 def _save(model: ModelProto, path: Path) -> bool:

@@ -18,7 +18,7 @@ from winml_dag.ep.session import open_session
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.compare import class_scores
 from winml_dag.onnxmodel.feeds import model_inputs
-from winml_dag.onnxmodel.files import save_model
+from winml_dag.onnxmodel.files import load_model, save_model
 from winml_dag.recipe.precision import SIXTEEN_BITS
 from winml_dag.stages.artifact_types import SENSITIVITY_FILE, SENSITIVITY_PICTURE
 from winml_dag.stages.figures import Feed, OutputFigures
@@ -27,7 +27,7 @@ from winml_dag.stages.quantize import NodeTypes, QuantizeConfig, QuantizeFields
 from winml_dag.stages.quantize.coverage import Quantized
 from winml_dag.stages.quantize.half import float_reasons
 from winml_dag.stages.quantize.mixed import name_nodes
-from winml_dag.stages.quantize.modes import quantize_typed, read_ranges
+from winml_dag.stages.quantize.modes import quantize_model, read_ranges
 from winml_dag.stages.quantize.outliers import tame_outliers
 from winml_dag.stages.quantize.selection import by_default, identity, select
 from winml_dag.stages.ranges import Ranges
@@ -88,7 +88,8 @@ def relieve(
         on_progress(done, len(counts), "trials")
         fields = _spared(config.quant, ranked[:count], by)
         try:
-            save_model(quantize_typed(model, ranges, replace(config, quant=fields)).model, _TRIAL_FILE)
+            quantized = quantize_model(load_model(model), ranges, replace(config, quant=fields))
+            save_model(quantized.model, _TRIAL_FILE)
             session = open_session(_TRIAL_FILE, "the quantized model")
             found = [run_session(session, feed) for feed in reference.feeds]
             figures = reference.compare([[outputs[name] for name in reference.names] for outputs in found])
@@ -189,7 +190,7 @@ def _rank(
 ) -> tuple[Sequence[NodeCost], Sequence[Relief]]:
     ranges = read_ranges(workspace)
     quantize = QuantizeConfig(config.quant, config.target)
-    quantized = quantize_typed(_MODEL_FILE, ranges, quantize)
+    quantized = quantize_model(load_model(_MODEL_FILE), ranges, quantize)
     base = onnx.load(_MODEL_FILE)
     names = {node.name for node in base.graph.node}
     if ranges is not None:
