@@ -60,6 +60,7 @@ class Ranges:
         typical: magnitude of most values of the inputs and outputs of normalizations.
         channels: lowest and highest values of the channels of the last axis, for outputs of normalizations for which 8
             bits are too coarse.
+        infinite: tensors that had values that are not finite: their bounds are 0, and integers cannot stand for them.
     """
 
     method: str
@@ -67,6 +68,7 @@ class Ranges:
     provenance: Provenance
     typical: Mapping[str, float] = field(default_factory=dict)
     channels: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = field(default_factory=dict)
+    infinite: tuple[str, ...] = ()
 
     def write(self, path: Path) -> None:
         """Write the canonical text of these ranges."""
@@ -79,6 +81,7 @@ class Ranges:
                 "ranges": bounds,
                 "typical": dict(self.typical),
                 "channels": {name: [list(low), list(high)] for name, (low, high) in self.channels.items()},
+                **({"infinite": list(self.infinite)} if self.infinite else {}),
             }
         )
         path.write_text(text + "\n", encoding="utf-8", newline="\n")
@@ -90,6 +93,7 @@ class Ranges:
             bounds={names.get(name, name): pair for name, pair in self.bounds.items()},
             typical={names.get(name, name): value for name, value in self.typical.items()},
             channels={names.get(name, name): ends for name, ends in self.channels.items()},
+            infinite=tuple(names.get(name, name) for name in self.infinite),
         )
 
     def require_model(self, folder: Path) -> None:
@@ -117,7 +121,8 @@ class Ranges:
             if not all(map(math.isfinite, (*chain(*bounds.values()), *typical.values(), *ends))):
                 raise ValueError("not finite")
             came = {**content["from"], "seen": tuple(map(str, content["from"].get("seen", ())))}
-            return cls(str(content["method"]), bounds, Provenance(**came), typical, channels)
+            infinite = tuple(map(str, content.get("infinite", ())))
+            return cls(str(content["method"]), bounds, Provenance(**came), typical, channels, infinite)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise StageError(
                 f"{path.name} has no activation ranges as calibrate writes them ({explanation(error)}).",

@@ -9,12 +9,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from optimize_samples import graph
 from quantization_samples import (
+    WIDTH,
     calibrate,
     image_model,
     pixels,
     quantize,
     text_model,
     token_ids,
+    weights,
 )
 
 from winml_dag.errors import StageError
@@ -147,6 +149,24 @@ def test_a_mask_that_stands_for_infinity_is_measured_as_a_moderate_one(tmp_path,
     assert ranges_of(infinite) == ranges_of(moderate)
     assert (infinite.metrics["clamped_constants"], infinite.metrics["extreme_tensors"]) == (1, 0)
     assert moderate.metrics["clamped_constants"] == 0
+
+
+@pytest.mark.parametrize("method", ["minmax", "percentile"])
+def test_nodes_with_infinite_values_inside_of_the_model_stay_in_float(tmp_path, method):
+    # As T5 finds buckets of distances: it takes the logarithm of 0, and replaces it.
+    model = graph(
+        f"""g (float[1, {WIDTH}] x) => (float[1, {WIDTH}] y)
+        {{ r = Relu (x) l = Log (r) d = Div (l, r) i = IsInf (d) k = Where (i, x, d) y = MatMul (k, w) }}""",
+        w=weights(WIDTH, WIDTH),
+    )
+    ranges = calibrate(
+        tmp_path, model, {"x": pixels(4)["pixels"].reshape(4, -1)[:, None, :WIDTH]}, calibration_method=method
+    )
+    assert Ranges.read(ranges.path).infinite == ("d", "l")
+    result = quantize(tmp_path, model, "static", ranges, "onnxruntime", weight_type="uint8", activation_type="uint8")
+    skipped = result.metrics["nodes_skipped_reasons"]
+    assert skipped["Div"] == {"infinite on the calibration data": 1}
+    assert "MatMul" not in skipped
 
 
 def test_infinity_that_comes_with_the_data_is_refused(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -54,11 +54,13 @@ class Measured:
             large as the others makes it 2.5 times as large, and the mean of magnitudes 13 times.
         channels: lowest and highest value of each channel of the last axis, by tensor, for outputs of normalizations
             for which 8 bits are too coarse.
+        infinite: the tensors that had values that are not finite, whose bounds mean nothing.
     """
 
     bounds: Mapping[str, tuple[float, float]]
     typical: Mapping[str, float]
     channels: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]]
+    infinite: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -217,13 +219,14 @@ def observe(model: Path, samples: Samples, method: str, progress: OnProgress = n
     small the first one was.
 
     Raises:
-        StageError: the model cannot be run on the samples, or a range is not finite or, except for minmax, too wide for
-            a useful histogram.
+        StageError: the model cannot be run on the samples, one of its inputs or outputs is not finite, or a range is,
+            except for minmax, too wide for a useful histogram.
     """
     passes, unit = (1, "samples") if method == "minmax" else (2, "samples in two passes")
     total = passes * samples.count
     measured = measure(model, samples, lambda done: progress(done, total, unit))
-    _require_finite(measured.bounds)
+    graph = onnx.load(model, load_external_data=False)
+    measured = _without_infinite(measured, {value.name for value in (*graph.graph.input, *graph.graph.output)})
     if method == "minmax":
         return measured
     _require_moderate(measured.bounds, method)
@@ -238,8 +241,7 @@ def observe(model: Path, samples: Samples, method: str, progress: OnProgress = n
         scenario="same",
     )
     bounds = dict(measured.bounds)
-    names = list(bounds)
-    graph = onnx.load(model, load_external_data=False)
+    names = [name for name in bounds if name not in measured.infinite]
     for arrays in _outputs(graph, names, samples, lambda done: progress(samples.count + done, total, unit)):
         found = {name: array for name, array in zip(names, arrays, strict=True) if array.size}
         for name in found.keys() - collector.histogram_dict.keys():
@@ -260,15 +262,27 @@ def _empty_histogram(method: str, low: float, high: float) -> tuple[Any, ...]:
     return (*entry, widest) if method == "entropy" else entry
 
 
-def _require_finite(bounds: Mapping[str, tuple[float, float]]) -> None:
-    broken = sorted(name for name, pair in bounds.items() if not np.isfinite(pair).all())
-    if broken:
-        low, high = bounds[broken[0]]
+def _without_infinite(measured: Measured, ends: Collection[str]) -> Measured:
+    """Set apart the tensors with infinite values or NaN, so that the nodes around them stay in float.
+
+    T5 takes the logarithm of distances between tokens, and replaces that of 0 afterwards.
+
+    Raises:
+        StageError: one of *ends*, the inputs and outputs of the model, is such a tensor.
+    """
+    infinite = sorted(name for name, pair in measured.bounds.items() if not np.isfinite(pair).all())
+    if broken := [name for name in infinite if name in ends]:
+        low, high = measured.bounds[broken[0]]
         raise StageError(
-            f"The range of {len(broken)} tensors is not finite, such as {broken[0]!r} from {low} to {high}: no integers"
-            " can stand for that.",
+            f"The range of {broken[0]!r} is not finite, from {low} to {high}: no integers can stand for that.",
             advice="Give calibration data that leads to finite values. (Constants that stand for infinity do no harm.)",
         )
+    return Measured(
+        {**measured.bounds, **dict.fromkeys(infinite, (0.0, 0.0))},
+        {name: 0.0 if name in infinite else value for name, value in measured.typical.items()},
+        {name: ends for name, ends in measured.channels.items() if name not in infinite},
+        tuple(infinite),
+    )
 
 
 def _require_moderate(bounds: Mapping[str, tuple[float, float]], method: str) -> None:
@@ -318,7 +332,7 @@ def run(config: CalibrateConfig, workspace: Workspace) -> JsonObject:
         distribution=config.quant.distribution if random else None,
         seen=() if random else tuple(fed.each),
     )
-    ranges = Ranges(method, bounds, provenance, measured.typical, measured.channels)
+    ranges = Ranges(method, bounds, provenance, measured.typical, measured.channels, measured.infinite)
     ranges.write(workspace.outputs["ranges"] / RANGES_FILE)
     return {
         "data": samples.kind,

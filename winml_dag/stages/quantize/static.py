@@ -23,7 +23,7 @@ from winml_dag.canonical import JsonObject
 from winml_dag.ep.registry import QNN
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.graph import CHANNEL_AXES, standard_opset
-from winml_dag.onnxmodel.protos import constant_tensors, without_weights
+from winml_dag.onnxmodel.protos import constant_tensors, graphs_of, without_weights
 from winml_dag.recipe.precision import type_bits
 from winml_dag.stages.float_model import compute_nodes_inside, float_tensors
 from winml_dag.stages.normalize import FIRST_OPSET
@@ -173,6 +173,9 @@ def insert_qdq(model: ModelProto, ranges: Ranges, fields: QuantizeFields, target
         )
     fields = by_default(graph, fields, target.op_types)
     reasons = select(graph, fields)
+    for node in (node for each in graphs_of(graph) for node in each.node):
+        if not {*node.input, *node.output}.isdisjoint(ranges.infinite):
+            reasons.setdefault(identity(node), "infinite on the calibration data")
 
     def taken(node: NodeProto) -> bool:
         return identity(node) not in reasons
