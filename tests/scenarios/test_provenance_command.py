@@ -239,6 +239,10 @@ def test_an_intermediate_that_was_deleted_is_left_out(out: Path, documents: dict
         for value in (json.loads(documents[format_]), told_of(out, format_))
     )
     assert before - after == {"quantized.onnx"}
+    if format_ == "slsa":  # Sources that are gone are told by what was noted of them.
+        definition = told_of(out, format_)["predicate"]["buildDefinition"]
+        made_from = {each["name"]: each for each in definition["resolvedDependencies"]}
+        assert made_from["data.npz"]["digest"].keys() == {"xxh3_128"}
 
 
 def test_each_build_of_a_sweep_has_a_statement_that_is_about_its_own_folder(
@@ -249,12 +253,6 @@ def test_each_build_of_a_sweep_has_a_statement_that_is_about_its_own_folder(
     assert "Intact: " in says(
         "verify", built.out / "net" / "fp32", "--against", tmp_path / "told" / "net" / "fp32.slsa.json"
     )
-
-
-def test_sources_that_are_gone_are_told_by_what_was_noted_of_them(out: Path) -> None:
-    value = told_of(out, "slsa")
-    made_from = {each["name"]: each for each in value["predicate"]["buildDefinition"]["resolvedDependencies"]}
-    assert made_from["data.npz"]["digest"].keys() == {"xxh3_128"}
 
 
 @pytest.mark.parametrize("format_", FORMATS)
@@ -404,8 +402,6 @@ def _edited(document: str, path: str, new: Any) -> str:
         ("cyclonedx", "components/0/type", "unheard", "components/0/type"),
         ("cyclonedx", "components", [], "lists no file"),
         ("slsa", "subject/0/name", "../outside.txt", "not a safe file name"),
-        ("slsa", "subject/0/name", "/etc/passwd", "not a safe file name"),
-        ("slsa", "subject/0/name", "C:\\outside.txt", "not a safe file name"),
         ("slsa", "subject/0/annotations/placed", "../..", "not a safe file name"),
     ],
 )

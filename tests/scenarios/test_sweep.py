@@ -269,6 +269,7 @@ def test_nothing_wins_by_what_it_was_before_an_edit(sweeps: Sweeps) -> None:
     perceptron(sweeps.folder / "one.onnx", width=8, classes=4, seed=7)
     one, two = sweeps.told("--filter", "precision=w8a8")["goals"]
     assert (one["winner"], one["pending"], two["winner"]) == (None, True, "two/fp32")
+    assert one["why"] == "2 of 3 cells have no result yet"
     whys = {candidate["cell"]: candidate["why"] for candidate in one["candidates"]}
     assert "this run was not for it" in whys["one/fp32"]
     assert whys["one/w8a8"] == ""

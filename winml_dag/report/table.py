@@ -334,13 +334,12 @@ def _width(text: str) -> int:
 
 # Maximum names listed of builds that only one of the reports has.
 _MOST_NAMED = 10
-_MARKS = {Verdict.REGRESSION: "worse", Verdict.IMPROVEMENT: "better", Verdict.WITHIN: "", Verdict.NOT_COMPARED: ""}
 
 
 def comparison_lines(comparison: Comparison, width: int) -> Iterator[Line]:
     """Yield every build that has changed, and what was compared."""
     for line in _lines_of_comparison(comparison):
-        for part in wrapped(line.text, width) if line.style is not Style.HEADING else [line.text]:
+        for part in wrapped(line.text, width):
             yield Line(printable(part), line.style)
 
 
@@ -369,9 +368,10 @@ def _row_lines(row: Compared) -> Iterator[Line]:
             yield Line(f"{row.fate}: {name}{f': {row.why}' if row.why else ''}", style)
         return
     for change in row.changes:
-        if change.verdict in (Verdict.REGRESSION, Verdict.IMPROVEMENT):
-            style = Style.BAD if change.verdict is Verdict.REGRESSION else Style.WINNER
-            yield Line(f"{_MARKS[change.verdict]}: {name}: {_change(change)}", style)
+        if change.verdict is Verdict.REGRESSION:
+            yield Line(f"worse: {name}: {_change(change)}", Style.BAD)
+        elif change.verdict is Verdict.IMPROVEMENT:
+            yield Line(f"better: {name}: {_change(change)}", Style.WINNER)
         elif change.why and change.worse and change.verdict is Verdict.WITHIN:
             yield Line(f"unsure: {name}: {_change(change)}; {change.why}")
 

@@ -61,15 +61,10 @@ def test_an_output_folder_tells_all_that_its_build_decided(built: Path) -> None:
     assert reference.path == built / "optimized.onnx"
 
 
-def test_a_file_of_an_output_folder_is_known_by_its_build(built: Path) -> None:
+def test_a_file_of_an_output_folder_is_known_by_its_build_unless_the_build_did_not_put_it_there(built: Path) -> None:
     found = find_built_model(built / "optimized.onnx")
-
     assert (found.target, found.precision, found.uncompiled) == (Target(QNN, "npu"), None, None)
-
-
-def test_a_file_that_the_build_did_not_put_there_is_not_its_own(built: Path) -> None:
     found = find_built_model(float_model(built / "strange.onnx"))
-
     assert (found.manifest, found.target) == (None, Target(CPU, "cpu"))
 
 
@@ -98,8 +93,11 @@ def test_a_binary_that_says_whose_it_is_is_believed_and_not_the_manifest(
 
 
 def test_a_compiled_model_alone_says_whose_it_is_and_runs_on_no_other_provider(tmp_path: Path) -> None:
-    found = find_built_model(compiled_model(tmp_path / "anything.onnx"))
+    only = compiled_model(tmp_path / "anything.onnx")
+    (tmp_path / "folder.onnx").mkdir()
+    found = find_built_model(tmp_path)
 
+    assert found.model.path == only, "the only model of a folder is meant"
     assert (found.target, found.uncompiled) == (Target(QNN, "npu"), None)
     assert measured_on(found, None, "npu") == Target(QNN, "npu")
     with pytest.raises(UsageError, match="is compiled for QNNExecutionProvider and runs nowhere else"):
@@ -113,13 +111,6 @@ def test_a_model_runs_where_its_user_says(built: Path) -> None:
     assert measured_on(found, None, "gpu") == Target(QNN, "gpu")
     assert measured_on(found, "cpu", None) == Target(CPU, "cpu")
     assert measured_on(found, None, "cpu") == Target(CPU, "cpu")
-
-
-def test_the_only_model_of_a_folder_is_meant(tmp_path: Path) -> None:
-    model = float_model(tmp_path / "only.onnx")
-    (tmp_path / "folder.onnx").mkdir()
-
-    assert find_built_model(tmp_path).model.path == model
 
 
 @pytest.mark.parametrize(
@@ -144,17 +135,11 @@ def test_where_there_is_no_model_it_says_what_to_give(
         find_built_model(tmp_path / path)
 
 
-@pytest.mark.parametrize(("text", "in_cache"), [("model: m\n", True), ("model: m\noutput_dir: out\n", False)])
-def test_a_recipe_is_built_where_it_says_or_in_the_cache(tmp_path: Path, text: str, in_cache: bool) -> None:
+def test_a_recipe_is_built_where_it_says_or_in_the_cache_and_not_without_a_model(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(text)
-
-    assert request_for(recipe).use_cache is in_cache
-
-
-def test_a_recipe_without_a_model_is_not_run_for_one(tmp_path: Path) -> None:
-    recipe = tmp_path / "recipe.yaml"
+    for text, in_cache in (("model: m\n", True), ("model: m\noutput_dir: out\n", False)):
+        recipe.write_text(text)
+        assert request_for(recipe).use_cache is in_cache
     recipe.write_text("stages: {note: {command: [echo], outputs: {text: note.txt}}}\n")
-
     with pytest.raises(UsageError, match="builds no model, but stages of its own"):
         request_for(recipe)

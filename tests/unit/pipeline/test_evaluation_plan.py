@@ -48,6 +48,11 @@ def test_settings_are_in_the_key(model: Path) -> None:
         {"mode": "compare", "reference_path": "model.onnx"},
     ):
         assert key(planned(model, {**TASK, **said})) != usual, said
+    # What a mode does not read is in no key.
+    compare = {"mode": "compare", "reference_path": "model.onnx"}
+    usual = key(planned(model, compare))
+    assert key(planned(model, {**compare, "pooling": "cls"})) == usual
+    assert key(planned(model, compare, {"path": "data.csv", "label_mapping": {"cat": 1}})) == usual
 
 
 def test_data_counts_by_content_and_a_file_of_labels_too(model: Path) -> None:
@@ -61,13 +66,6 @@ def test_data_counts_by_content_and_a_file_of_labels_too(model: Path) -> None:
     labels.write_text(json.dumps({"cat": 0, "dog": 1}))
     in_file = key(planned(model, TASK, {"path": "data.csv", "label_mapping_file": "labels.json"}))
     assert in_file == key(planned(model, TASK, {"path": "data.csv", "label_mapping": {"dog": 1, "cat": 0}}))
-
-
-def test_what_a_mode_does_not_read_is_in_no_key(model: Path) -> None:
-    compare = {"mode": "compare", "reference_path": "model.onnx"}
-    usual = key(planned(model, compare))
-    assert key(planned(model, {**compare, "pooling": "cls"})) == usual
-    assert key(planned(model, compare, {"path": "data.csv", "label_mapping": {"cat": 1}})) == usual
 
 
 def test_a_folder_that_has_splits_gives_one_and_another_folder_all_of_it(model: Path) -> None:
@@ -112,34 +110,35 @@ def test_what_winml_cli_writes_by_default_asks_for_nothing_that_is_refused(model
     assert key(planned(model, {**written, **TASK}, dataset)) == key(planned(model, TASK))
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("runtime", "pytorch"),
-        ("model_path", "other.onnx"),
-        ("reference_device", "npu"),
-        ("reference_ep", "qnn"),
-        ("precision", "w8a8"),
-        ("quant", False),
-        ("optimize", False),
-        ("analyze", False),
-        ("max_optim_iterations", 2),
-        ("shape_config", {"batch": 1}),
-        ("export_overrides", {"opset": 17}),
-        ("output_path", "report.json"),
-        ("skip_build", False),
-        ("use_cache", False),
-        ("rebuild", True),
-        ("trust_remote_code", True),
-        ("allow_unsupported_nodes", True),
-        ("input_data", "inputs.npz"),
-        ("dataset.streaming", True),
-        ("dataset.build_script", "script.py"),
-    ],
-)
-def test_a_field_that_means_nothing_here_is_refused_by_name(model: Path, field: str, value: Any) -> None:
+REFUSED: dict[str, Any] = {
+    "runtime": "pytorch",
+    "model_path": "other.onnx",
+    "reference_device": "npu",
+    "reference_ep": "qnn",
+    "precision": "w8a8",
+    "quant": False,
+    "optimize": False,
+    "analyze": False,
+    "max_optim_iterations": 2,
+    "shape_config": {"batch": 1},
+    "export_overrides": {"opset": 17},
+    "output_path": "report.json",
+    "skip_build": False,
+    "use_cache": False,
+    "rebuild": True,
+    "trust_remote_code": True,
+    "allow_unsupported_nodes": True,
+    "input_data": "inputs.npz",
+    "dataset.streaming": True,
+    "dataset.build_script": "script.py",
+}
+
+
+@pytest.mark.parametrize("field", REFUSED)
+def test_a_field_that_means_nothing_here_is_refused_by_name(model: Path, field: str) -> None:
     section, _, name = field.rpartition(".")
-    said, dataset = ({}, {name: value}) if section else ({name: value}, {})
+    given = {name: REFUSED[field]}
+    said, dataset = ({}, given) if section else (given, {})
     with pytest.raises(RecipeError) as caught:
         planned(model, {**TASK, **said}, {"path": "data.csv", **dataset})
     (problem,) = caught.value.problems

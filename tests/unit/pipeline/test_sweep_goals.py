@@ -93,24 +93,6 @@ def test_the_smallest_that_is_good_enough_is_put_in_place_with_a_note(sweeping: 
     assert (note["cell"], note["values"]) == ("a/w8a16", {"size": 110, "cosine": 0.999})
 
 
-def test_it_is_too_early_for_a_winner_while_a_cell_has_no_result(sweeping: Sweeping) -> None:
-    sweeping.results["a/w8a8"] = replace(sweeping.results["a/w8a8"], status=CellStatus.NOT_REACHED)
-    (goal,) = sweeping.pursue().goals
-    assert (goal.winner, goal.pending, goal.failed) == (None, True, False)
-    assert goal.why == "1 of 3 cells has no result yet"
-    assert sweeping.put == []
-
-
-def test_the_winner_of_before_is_named_where_there_is_none_any_more(sweeping: Sweeping) -> None:
-    sweeping.pursue()
-    (goal,) = sweeping.pursue(SWEEP.replace('cosine: ">=0.99"', 'size: "<=90"')).goals
-    assert (goal.winner, goal.failed) == (None, True)
-    assert goal.why == (
-        "no cell meets the bounds; a/w8a8 comes nearest: size is 100 bytes, above 90;"
-        f" {sweeping.folder / 'best'} still has a/w8a16, which won an earlier run"
-    )
-
-
 def test_what_cannot_be_put_in_place_is_told(sweeping: Sweeping) -> None:
     (goal,) = sweeping.pursue(put_fails=True).goals
     assert (goal.winner, goal.folder, goal.failed) == ("a/w8a16", None, True)

@@ -91,6 +91,15 @@ def test_a_built_cell_tells_all_that_is_known(folder: Path) -> None:
     assert (row.digest, row.notices, row.missing) == ("sha256:1000", ("Calibrating on random data.",), {})
 
 
+def test_neither_the_copy_of_a_winner_nor_a_build_that_the_sweep_does_not_name_is_a_row(folder: Path) -> None:
+    put_build(folder / "bert" / "old")
+    report = collect([folder])
+    assert [row.name for row in report.rows if row.winner_of] == ["bert/w8a8/npu"]
+    assert len(report.rows) == 6
+    assert report.notices[0] == "The run was interrupted, or is still running. To continue, build again."
+    assert f"{folder / 'bert' / 'old'} has a build that is not a cell of the sweep; it was skipped." in report.notices
+
+
 def test_the_most_telling_metric_is_held_to_the_bound_of_the_goal(folder: Path) -> None:
     accuracy = _row(collect([folder]), "bert/w8a8/npu").accuracy
     assert accuracy is not None
@@ -111,7 +120,11 @@ def test_whatever_is_missing_has_a_reason(folder: Path) -> None:
         "placement": "the CPU runs ONNX as it is",
         "nodes_quantized": "fp32 needs none",
     }
-    assert _row(report, "bert/w4a16/npu").missing["size"] == "failed in quantize: It did not fit."
+    lost = _row(report, "bert/w4a16/npu")
+    assert lost.missing["size"] == "failed in quantize: It did not fit."
+    assert (lost.ep, lost.device, lost.reached) == ("qnn", "npu", "export"), "the target of its neighbours"
+    assert lost.failure is not None
+    assert lost.failure.tail == ("line 1", "line 2")
     assert _row(report, "bert/fp32/npu").missing["latency"] == "skipped: QNN is for integers here"
 
 
@@ -123,13 +136,6 @@ def test_of_a_run_that_is_not_through_nothing_is_said_that_it_may_still_do(tmp_p
     )
     assert through == "perf was not requested (measure: [perf])"
     assert ended == f"the run ended before, or {through}"
-
-
-def test_a_cell_without_a_build_has_the_target_of_its_neighbours(folder: Path) -> None:
-    row = _row(collect([folder]), "bert/w4a16/npu")
-    assert (row.ep, row.device, row.reached) == ("qnn", "npu", "export")
-    assert row.failure is not None
-    assert row.failure.tail == ("line 1", "line 2")
 
 
 def test_a_cell_without_a_build_is_of_the_model_of_its_neighbours(tmp_path: Path) -> None:
@@ -152,13 +158,6 @@ def test_a_cell_without_a_build_is_of_the_model_of_its_neighbours(tmp_path: Path
     assert {row.model for row in collect([three]).rows} == {"tiny", "w8a8/4"}
 
 
-def test_the_copy_of_a_winner_is_no_further_build(folder: Path) -> None:
-    report = collect([folder])
-    assert [row.name for row in report.rows if row.winner_of] == ["bert/w8a8/npu"]
-    assert len(report.rows) == 6
-    assert report.notices[0] == "The run was interrupted, or is still running. To continue, build again."
-
-
 def test_a_cell_that_misses_a_bound_does_not_dominate_one_that_keeps_it(tmp_path: Path) -> None:
     cells = [cell("bert/w8a8/npu", eval=evaluated(0.7)), cell("bert/w8a16/npu", eval=evaluated(0.7))]
     sizes = {"bert/w8a8/npu": manifest(size=1000), "bert/w8a16/npu": manifest(size=2000)}
@@ -169,13 +168,6 @@ def test_a_cell_that_misses_a_bound_does_not_dominate_one_that_keeps_it(tmp_path
     )
     assert _row(without_goal, "bert/w8a16/npu").dominated_by == "bert/w8a8/npu"
     assert _row(with_goal, "bert/w8a16/npu").dominated_by is None
-
-
-def test_a_build_that_the_sweep_does_not_name_is_told_and_left_out(folder: Path) -> None:
-    put_build(folder / "bert" / "old")
-    report = collect([folder])
-    assert len(report.rows) == 6
-    assert f"{folder / 'bert' / 'old'} has a build that is not a cell of the sweep; it was skipped." in report.notices
 
 
 def test_a_cell_whose_folder_is_gone_says_so(folder: Path) -> None:

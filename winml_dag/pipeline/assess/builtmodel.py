@@ -239,7 +239,7 @@ def _built_model(name: str, model: OnnxFile, manifest: Manifest | None) -> Built
         return BuiltModel(name, model, model.target)
     folder, build = model.path.parent, manifest.build
     component = build.component_of_file(model.path.name)
-    settings = _settings(folder, component)
+    settings = settings_in(folder, component)
     compiled = model.kind == artifact_types.COMPILED_MODEL
     named = build.execution_provider and build.device
     target = Target(find_ep(build.execution_provider), build.device) if named else None
@@ -258,13 +258,11 @@ def _built_model(name: str, model: OnnxFile, manifest: Manifest | None) -> Built
     )
 
 
-def _settings(folder: Path, component: str) -> JsonObject:
-    """Return the settings of the build in *folder*, with those of *component* on top."""
+def settings_in(folder: Path, component: str = "") -> JsonObject:
+    """Return the settings of the build in *folder*, with those of *component* on top; empty without any."""
     try:
-        value = read_json(folder / BUILD_CONFIG)
+        value = _mapping(read_json(folder / BUILD_CONFIG))
     except (OSError, ValueError):
-        return {}
-    if not isinstance(value, dict):
         return {}
     return {**value, **_mapping(_mapping(value.get("components")).get(component))}
 

@@ -85,9 +85,9 @@ def _written(name: str, builds: Sequence[BuildFacts]) -> dict[str, Any]:
     )
     bom.metadata.tools.components.add(ourselves)
     models = [component for build in builds for component in _models(build)]
-    others = {
-        str(each.bom_ref.value): each for build in builds for each in (*_loose_files(build), *_data_components(build))
-    }
+    files = [file for build in builds for file in _loose_files(build)]
+    read = [each for build in builds for each in build.dependencies if each.kind not in _MODELS and not each.is_builtin]
+    others = {str(each.bom_ref.value): each for each in (*files, *map(_data, read))}
     bom.components.update([*models, *others.values()])
     whole = Component(
         type=ComponentType.APPLICATION,
@@ -183,13 +183,7 @@ def _read_files(source: Dependency, ref: str) -> list[Component]:
     ]
 
 
-def _data_components(build: BuildFacts) -> Iterator[Component]:
-    for each in build.dependencies:
-        if each.kind not in _MODELS and not each.is_builtin:
-            yield _data_component(each)
-
-
-def _data_component(source: Dependency) -> Component:
+def _data(source: Dependency) -> Component:
     whole = source.folder_digest
     return Component(
         type=ComponentType.DATA,

@@ -13,10 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from winml_dag.canonical import JsonObject
 from winml_dag.errors import InputError, StoreError, UsageError
-from winml_dag.file_reading import read_json
 from winml_dag.names import KEPT
+from winml_dag.pipeline.assess.builtmodel import settings_in
 from winml_dag.pipeline.assess.verification import Found, Verification, load_manifest, recipe_folder, verify
 from winml_dag.pipeline.buildgraph import prefixed
 from winml_dag.pipeline.documents import BuildManifest, Origin
@@ -152,7 +151,8 @@ def _facts(folder: Path, name: str, top: Path) -> BuildFacts:
             advice=f"`winml-dag verify {folder}` shows the differences; build again.",
         )
     dependencies = tuple(_dependencies(folder, manifest.build))
-    return BuildFacts(name, manifest.value, _settings(folder, manifest), files, dependencies)
+    settings = settings_in(folder) if manifest.build.final_artifacts else {}
+    return BuildFacts(name, manifest.value, settings, files, dependencies)
 
 
 def _faults(checked: Verification) -> Iterator[str]:
@@ -163,16 +163,6 @@ def _faults(checked: Verification) -> Iterator[str]:
     yield from (text.rstrip(".") for text in checked.contradictions)
     if checked.unfinished:
         yield "a build is writing to it, or was killed"
-
-
-def _settings(folder: Path, manifest: Manifest) -> JsonObject:
-    if not manifest.build.final_artifacts:
-        return {}
-    with suppress(OSError, ValueError):
-        value = read_json(folder / BUILD_CONFIG)
-        if isinstance(value, dict):
-            return value
-    return {}
 
 
 def _files(folder: Path, name: str, manifest: Manifest, top: Path) -> Iterator[HashedFile]:

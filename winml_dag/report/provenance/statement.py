@@ -149,15 +149,12 @@ def _version(build: BuildFacts) -> str:
 def _metadata(build: BuildFacts) -> JsonObject:
     began, ended = build.began, build.ended
     return {
-        "invocationId": build.manifest.run.ci.run or _invocation_of(build),
+        # Otherwise derived from the manifest, so that it is reproducible.
+        "invocationId": build.manifest.run.ci.run
+        or f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, f'{BUILD_TYPE} {canonical_json(build.value)}')}",
         **({} if began is None else {"startedOn": time_text(began)}),
         **({} if ended is None else {"finishedOn": time_text(ended)}),
     }
-
-
-def _invocation_of(build: BuildFacts) -> str:
-    """Return a name for the run, derived from its manifest, so that it is reproducible."""
-    return f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, f'{BUILD_TYPE} {canonical_json(build.value)}')}"
 
 
 def _dependencies(build: BuildFacts) -> Iterator[JsonObject]:
