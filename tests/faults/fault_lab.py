@@ -208,11 +208,6 @@ def at_step(number: int, happens: Callable[[], None]) -> Callable[[], None]:
     return partial(sys.addaudithook, _Counting(number, happens))
 
 
-def at_change(number: int, happens: Callable[[], None]) -> None:
-    """Call *happens* at system call *number* of this process, of those that may change a file."""
-    sys.addaudithook(_Counting(number, happens, of_changes=True))
-
-
 def kill_oneself() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -223,25 +218,18 @@ def soon(happened: Callable[[], bool], seconds: float = 30.0) -> bool:
 
 
 class _Counting:
-    """Counts the system calls of this process, across its threads; *of_changes*: only those that may change a file."""
+    """Counts the system calls of this process, across its threads."""
 
-    def __init__(self, number: int, happens: Callable[[], None], *, of_changes: bool = False) -> None:
+    def __init__(self, number: int, happens: Callable[[], None]) -> None:
         self._number = number
         self._happens = happens
-        self._of_changes = of_changes
         self.steps = 0
 
-    def __call__(self, event: str, arguments: tuple[object, ...]) -> None:
-        if event.startswith(_STEPS_OF_THE_SYSTEM) and not (self._of_changes and _only_reads(event, arguments)):
+    def __call__(self, event: str, arguments: tuple[object, ...]) -> None:  # noqa: ARG002
+        if event.startswith(_STEPS_OF_THE_SYSTEM):
             self.steps += 1
             if self.steps == self._number:
                 self._happens()
-
-
-def _only_reads(event: str, arguments: tuple[object, ...]) -> bool:
-    if event == "open":
-        return isinstance(arguments[2], int) and not arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-    return event in ("os.listdir", "os.scandir")
 
 
 def _be_engine(cache: Path, steps: Sequence[Step], answer: Path, before: Callable[[], None] | None) -> NoReturn:

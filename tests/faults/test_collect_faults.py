@@ -7,11 +7,11 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 from fault_engine import Step, engine, run_steps, told
-from fault_lab import at_change, kill_oneself
+from kills import killed_at_change
 
 from winml_dag.store.gc import Limits, collect
 from winml_dag.store.store import Store
@@ -73,12 +73,9 @@ def test_killed_at_any_step_a_collection_leaves_a_clean_store_and_the_next_one_f
         step += 1
         copy = tmp_path / "copy"
         shutil.copytree(cache, copy)
-        child = os.fork()
-        if child == 0:
-            _collect_killed_at(step, copy)
-        status = os.waitpid(child, 0)[1]
-        killed = os.WIFSIGNALED(status)
-        assert killed or os.WEXITSTATUS(status) == 0
+        store = Store(copy)
+        killed = killed_at_change(step, partial(collect, store, Limits(max_bytes=0)))
+        store.close()
         store = Store(copy)
         report = verify(store)
         assert report.clean, (step, report)
@@ -90,14 +87,3 @@ def test_killed_at_any_step_a_collection_leaves_a_clean_store_and_the_next_one_f
         store.close()
         shutil.rmtree(copy)
     assert step > 15
-
-
-def _collect_killed_at(step: int, cache: Path) -> NoReturn:
-    # Whatever happens, the child must not continue with its parent's tests.
-    try:
-        store = Store(cache)
-        at_change(step, kill_oneself)
-        collect(store, Limits(max_bytes=0))
-        os._exit(0)
-    finally:
-        os._exit(1)

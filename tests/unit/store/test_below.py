@@ -8,12 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from store_samples import contents
 
 from winml_dag.errors import StoreError
 from winml_dag.store import files as module
 from winml_dag.store.files import Below, LinkOnTheWay
 
-PRECIOUS = {"file": "precious", "deep/file": "precious"}
+PRECIOUS = {"file": b"precious", "deep/file": b"precious"}
 
 
 @pytest.fixture(params=["folders opened", "paths looked at"], autouse=True)
@@ -27,17 +28,13 @@ def _as_on_either_system(request: pytest.FixtureRequest, monkeypatch: pytest.Mon
 @pytest.fixture
 def below(tmp_path: Path) -> Below:
     """A folder with a link out of it."""
-    for folder, files in (("outside", PRECIOUS), ("folder", {"mine": "mine", "sub/mine": "mine"})):
-        for name, text in files.items():
+    for folder, files in (("outside", PRECIOUS), ("folder", {"mine": b"mine", "sub/mine": b"mine"})):
+        for name, data in files.items():
             (tmp_path / folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / folder / name).write_text(text)
+            (tmp_path / folder / name).write_bytes(data)
     (tmp_path / "folder/link").symlink_to(tmp_path / "outside", target_is_directory=True)
     (tmp_path / "folder/sub/link").symlink_to("../../outside", target_is_directory=True)
     return Below(tmp_path / "folder")
-
-
-def contents(folder: Path) -> dict[str, str]:
-    return {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
 STEPS: dict[str, Callable[[Below, str], object]] = {
@@ -84,14 +81,14 @@ def test_a_link_itself_is_seen_moved_and_removed(below: Below, tmp_path: Path) -
     below.move("link", "new/link")
     below.remove("new/link")
     below.remove_all("sub")
-    assert contents(below.folder) == {"mine": "mine"}
+    assert contents(below.folder) == {"mine": b"mine"}
     assert contents(tmp_path / "outside") == PRECIOUS
 
 
 def test_a_folder_may_be_reached_by_a_link_that_its_user_has_named(below: Below, tmp_path: Path) -> None:
     (tmp_path / "here").symlink_to(below.folder, target_is_directory=True)
     Below(tmp_path / "here").move("mine", "new/deep/mine")
-    assert contents(below.folder / "new") == {"deep/mine": "mine"}
+    assert contents(below.folder / "new") == {"deep/mine": b"mine"}
 
 
 def test_what_is_not_there_is_said_so(below: Below, tmp_path: Path) -> None:
@@ -117,4 +114,4 @@ def test_a_file_goes_over_to_another_file_system_whole(below: Below, monkeypatch
     monkeypatch.setattr(os, "replace", other_file_system)
     below.move("mine", "sub/mine2")
     below.move("sub/mine2", "sub/mine")
-    assert contents(below.folder) == {"sub/mine": "mine"}
+    assert contents(below.folder) == {"sub/mine": b"mine"}

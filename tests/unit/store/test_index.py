@@ -90,7 +90,7 @@ def test_thousands_are_read_at_once(new_index) -> None:
     assert index.read("fingerprint", values) == values
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(
     value=st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

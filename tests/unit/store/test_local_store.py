@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import errno
 import os
-import subprocess
-import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import platformdirs
@@ -11,7 +12,7 @@ from store_samples import KEY, contents
 
 from winml_dag.errors import StoreError, UsageError
 from winml_dag.store.cache_folder import default_cache_dir, store_folder
-from winml_dag.store.files import in_words, open_to_read, read_rest
+from winml_dag.store.files import in_words, open_to_read, partial_name, read_rest
 from winml_dag.store.store import Store
 
 FILES = {"model.onnx": b"graph"}
@@ -79,35 +80,6 @@ def test_a_store_that_may_not_be_written_is_an_error_in_words(store, publish, tm
         (store.blobs.folder / "xxh3-128").chmod(0o755)
 
 
-def test_many_processes_may_begin_one_store_at_once(tmp_path) -> None:
-    code = (
-        "import sys; from pathlib import Path; from winml_dag.store.store import Store;"
-        "print('ready', flush=True); sys.stdin.readline();"
-        "store = Store(Path(sys.argv[1])); store.remember({'name': 'k' * 64})"
-    )
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, str(tmp_path / "cache")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(4)
-    ]
-    for process in processes:
-        assert process.stdout is not None
-        process.stdout.readline()
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-    for process in processes:
-        _, errors = process.communicate()
-        assert (process.returncode, errors) == (0, "")
-    assert Store(tmp_path / "cache").index.read("latest", ["name"]) == {"name": "k" * 64}
-
-
 def test_the_default_folder_is_the_variables_else_the_users_cache_folder(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("WINML_DAG_CACHE_DIR", str(tmp_path / "mine"))
     assert default_cache_dir() == tmp_path / "mine"
@@ -127,23 +99,11 @@ def test_a_user_without_a_home_is_told_to_name_the_cache(monkeypatch):
         default_cache_dir()
 
 
-def test_only_what_is_used_is_imported() -> None:
-    code = (
-        "import sys, winml_dag.store.store, winml_dag.store.digest;"
-        "heavy = {'diskcache', 'sqlite3', 'filelock', 'platformdirs', 'numpy', 'onnx', 'pydantic'};"
-        "print(sorted(heavy & set(sys.modules)))"
-    )
-    result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert result.stdout.strip() == "[]"
-
-
 @pytest.mark.parametrize(
     ("number", "words"),
     [("ENOSPC", "disk is full"), ("EFBIG", "limit on file size"), ("EROFS", "read-only"), ("EIO", "error")],
 )
 def test_errors_of_the_system_are_put_in_words(number, words) -> None:
-    import errno
-
     with pytest.raises(StoreError, match=words) as caught, in_words("Cannot store the outputs of export"):
         raise OSError(getattr(errno, number), os.strerror(getattr(errno, number)), "weights.bin")
     assert caught.value.message.startswith("Cannot store the outputs of export: ")
@@ -176,10 +136,6 @@ def test_a_file_that_grew_or_shrank_meanwhile_is_read_to_its_end(tmp_path, expec
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows does not fork")
 def test_a_forked_process_makes_other_partial_names() -> None:
-    code = (
-        "import os; from winml_dag.store.files import partial_in; pid = os.fork();"
-        "pid and os.wait(); print(partial_in('folder'), flush=True)"
-    )
-    # One after the other: an unbuffered name and its line end are two writes, which could interleave.
-    names = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
-    assert len(set(names)) == 2
+    with ProcessPoolExecutor(1, get_context("fork")) as pool:
+        theirs = pool.submit(partial_name)
+        assert theirs.result() != partial_name()

@@ -76,16 +76,12 @@ def new_record_json():
     return Record(KEY, "c" * 64, KeyInputs("export", 1, {}, {}, {}), {}).to_json()
 
 
-def test_a_use_sets_the_time_of_the_records_file(store, publish) -> None:
-    publish(store, FILES)
+def test_a_use_sets_the_time_of_a_records_file_and_brings_back_one_removed_after_it_was_read(store, publish) -> None:
+    record = publish(store, FILES)
     os.utime(store.records.path(KEY), (1, 1))
     store.used([KEY])
     assert store.records.last_used_ns(KEY) > 10**9
     assert store.records.last_used_ns(OTHER_KEY) == 0
-
-
-def test_a_use_brings_back_a_file_that_was_removed_after_it_was_read(store, publish) -> None:
-    record = publish(store, FILES)
     here = Store(store.folder)
     assert here.record(KEY) == record
     store.records.remove(KEY)

@@ -199,7 +199,7 @@ PARTS = st.text(
 NAMES = PARTS.filter(lambda part: part[-1] not in ". " and part not in ("..", ".") and len(part.encode()) < 200)
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     data=st.dictionaries(NAMES, st.binary(max_size=300), min_size=1, max_size=4),
     function=st.sampled_from(["xxh3-128", "sha256"]),

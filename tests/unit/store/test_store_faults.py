@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
-import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from kills import killed_at_change
 from store_samples import KEY, OTHER_KEY, contents
 
 from winml_dag.store.blobs import BlobDamaged
@@ -23,49 +22,26 @@ from winml_dag.store.upkeep import verify
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks to be quick")
-def test_a_store_is_valid_whichever_step_of_publishing_its_writer_was_killed_at(tmp_path, new_record) -> None:
-    """Every audit event of Python is a step: opening, renaming, changing modes and times."""
+def test_a_store_is_valid_whichever_step_of_publishing_its_writer_was_killed_at(tmp_path, new_record, fill) -> None:
     step, killed = 0, True
     while killed:
-        key = f"{step:064x}"
-        folder = tmp_path / f"output{step}"
-        folder.mkdir()
-        (folder / "model.onnx").write_bytes(b"%d" % step)
-        (folder / "shared").write_bytes(b"shared")
-        child = os.fork()
-        if child == 0:
-            _publish_killed_at(step, tmp_path / "cache", new_record(key), folder)
-        status = os.waitpid(child, 0)[1]
-        killed = os.WIFSIGNALED(status)
-        assert killed or os.WEXITSTATUS(status) == 0
+        step += 1
+        key, files = f"{step:064x}", {"model.onnx": b"%d" % step, "shared": b"shared"}
         store = Store(tmp_path / "cache")
+        killed = killed_at_change(step, partial(_publish, store, new_record(key), fill(files)))
         assert verify(store).clean, step
         record = store.record(key)
         assert record is not None or killed
         if record is not None:
             store.fetch(record.outputs["model"], tmp_path / f"fetched{step}")
-            assert contents(tmp_path / f"fetched{step}") == {"model.onnx": b"%d" % step, "shared": b"shared"}
+            assert contents(tmp_path / f"fetched{step}") == files
         store.close()
-        step += 1
-    assert step > 20
+    assert step > 10
 
 
-def _publish_killed_at(last: int, cache: Path, record: Record, folder: Path) -> NoReturn:
-    steps = itertools.count()
-
-    def count(event: str, _: object) -> None:
-        if event.startswith(("os.", "open", "sqlite3.")) and next(steps) == last:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    # Whatever happens, the child must not continue with its parent's tests.
-    try:
-        store = Store(cache)
-        sys.addaudithook(count)
-        store.publish(record, {"model": folder})
-        store.remember({"name": record.cache_key})
-        os._exit(0)
-    finally:
-        os._exit(1)
+def _publish(store: Store, record: Record, folder: Path) -> None:
+    store.publish(record, {"model": folder})
+    store.remember({"name": record.cache_key})
 
 
 # Publishes key after key, each with its own bytes and common weights.
@@ -74,10 +50,11 @@ import random, sys
 from pathlib import Path
 from winml_dag.store.store import Store
 from winml_dag.store.records import KeyInputs, Record
-store, numbers = Store(Path(sys.argv[1])), list(range(25))
+numbers = list(range(15))
 random.Random(int(sys.argv[2])).shuffle(numbers)
 print("ready", flush=True)
 sys.stdin.readline()
+store = Store(Path(sys.argv[1]))
 with store.scratch.open() as root:
     for number in numbers:
         folder = root / str(number)
@@ -88,7 +65,7 @@ with store.scratch.open() as root:
 """
 
 
-def test_processes_that_publish_the_same_keys_at_once_all_succeed(tmp_path) -> None:
+def test_processes_that_begin_one_store_and_publish_the_same_keys_at_once_all_succeed(tmp_path) -> None:
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", PUBLISHER, str(tmp_path / "cache"), str(seed)],
@@ -110,7 +87,7 @@ def test_processes_that_publish_the_same_keys_at_once_all_succeed(tmp_path) -> N
         assert (process.communicate()[1], process.returncode) == ("", 0)
     store = Store(tmp_path / "cache")
     assert verify(store).clean
-    for number in range(25):
+    for number in range(15):
         record = store.record(f"{number:064x}")
         assert record is not None
         store.fetch(record.outputs["model"], tmp_path / "fetched")
@@ -166,7 +143,7 @@ def _damage(path: Path, at: float, how: str) -> None:
     path.write_bytes(data)
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     which=st.integers(0, 10**6),
     at=st.floats(0, 1),

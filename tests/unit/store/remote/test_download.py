@@ -234,7 +234,7 @@ FAULTS = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     sizes=st.lists(st.sampled_from([0, 1, 700, _LARGE_ENOUGH, _LARGE_ENOUGH + 5]), min_size=1, max_size=4),
     near=st.lists(FAULTS, max_size=8),

@@ -176,7 +176,7 @@ def test_a_remote_that_hangs_is_not_waited_for_at_the_end_of_a_build(
     until.set()
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(
     records=st.lists(
         st.lists(st.sampled_from([b"a", b"b", b"c", b"d"]), min_size=1, max_size=3, unique=True), max_size=3

@@ -1,0 +1,287 @@
+"""The usage log of builds, its statistics, the size limit of a cache, and how sizes are written: no build fails because
+of them.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from store_samples import size
+
+from winml_dag.errors import UsageError
+from winml_dag.store import gc, usage
+from winml_dag.store.cache_folder import LOG, log_build
+from winml_dag.store.quantities import counted, duration_text, parse_duration, parse_size, size_text
+from winml_dag.store.records import KeyInputs, Record
+from winml_dag.store.store import Store
+from winml_dag.store.usage import (
+    VARIABLE,
+    Statistics,
+    Traffic,
+    configured_limit,
+    keep_to_limit,
+    limit_text,
+    log_size,
+    log_traffic,
+    read_statistics,
+    set_limit,
+)
+
+
+def found(store: Store) -> Statistics:
+    return read_statistics(store.folder, store.locks)
+
+
+def test_builds_are_counted_up(store) -> None:
+    assert found(store) == Statistics()
+    assert found(store).hit_ratio is None
+    log_build(store.folder, reused=0, ran=4, seconds_saved=0, stored_bytes=1000)
+    log_build(store.folder, reused=3, ran=1, seconds_saved=12.34, stored_bytes=200)
+    counted = found(store)
+    assert (counted.builds, counted.reused, counted.ran, counted.seconds_saved) == (2, 3, 5, 12.34)
+    assert counted.hit_ratio == 3 / 8
+    assert counted.since is not None
+    assert counted.estimated_bytes is None, "nothing was measured yet"
+
+
+def test_what_went_to_remotes_is_added_up_and_stays_when_lines_are_put_together(store) -> None:
+    log_traffic(store.folder, Traffic())
+    assert not (store.folder / LOG).exists(), "nothing went, so there is nothing to note"
+    log_traffic(store.folder, Traffic(requests=5, records_found=3, bytes_fetched=1000))
+    log_traffic(store.folder, Traffic(requests=2, left_alone=1, record_bytes=70))
+    added = Traffic(requests=7, records_found=3, bytes_fetched=1000, left_alone=1, record_bytes=70)
+    assert found(store).traffic == added
+    log_build(store.folder, reused=1, ran=2, seconds_saved=3)
+    with open(store.folder / LOG, "ab") as file:
+        file.write(b"\n" * usage._LONG_BYTES)
+    compacted = found(store)
+    assert (store.folder / LOG).stat().st_size < usage._LONG_BYTES
+    assert found(store) == compacted
+    assert (compacted.traffic, compacted.builds) == (added, 1)
+    with open(store.folder / LOG, "a") as file:
+        file.write(f"remote 17 5 3\nremote {'1 ' * 30}\nremote 17\n")
+    assert found(store).traffic == added + Traffic(requests=5, records_found=3), "an older version has fewer numbers"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"build 17",
+        b"\xff\xfe\x00",
+        b"build 1 2 3 4 5 6",
+        b"build 1 -2 3 4.0 5",
+        b"build 1 2 3 nan 5",
+        b"size 1 1e9",
+        b".",
+    ],
+)
+def test_a_torn_or_damaged_line_is_left_out_and_spoils_no_other(store, damage) -> None:
+    log_build(store.folder, reused=1, ran=1, seconds_saved=1)
+    with open(store.folder / LOG, "ab") as file:
+        file.write(damage)  # cut off: without a newline at the end
+    log_build(store.folder, reused=1, ran=1, seconds_saved=1)
+    assert found(store).builds == 2
+    assert found(store).seconds_saved == 2
+
+
+@settings(max_examples=40)
+@given(st.binary(max_size=300))
+def test_no_file_whatever_is_in_it_is_an_error(tmp_path_factory, data) -> None:
+    store = Store(tmp_path_factory.mktemp("any"))
+    (store.folder / LOG).write_bytes(data)
+    assert found(store).builds >= 0
+
+
+def test_a_long_file_is_replaced_by_its_sum(store) -> None:
+    for number in range(1000):
+        log_build(store.folder, reused=1, ran=2, seconds_saved=0.5, stored_bytes=3)
+        if number == 700:
+            log_size(store.folder, 10**6)
+    before = found(store)
+    assert (before.builds, before.estimated_bytes) == (1000, 10**6 + 299 * 3)
+    assert (store.folder / LOG).stat().st_size < 200
+    assert found(store) == before
+    log_build(store.folder, reused=1, ran=0, seconds_saved=0.5)
+    assert found(store).builds == 1001
+
+
+def test_a_file_that_grew_meanwhile_is_not_replaced(store, monkeypatch) -> None:
+    monkeypatch.setattr(usage, "_LONG_BYTES", 0)
+    counted = usage._counted
+
+    def counted_late(lines):
+        log_build(store.folder, reused=7, ran=0, seconds_saved=0)
+        return counted(lines)
+
+    log_build(store.folder, reused=1, ran=0, seconds_saved=0)
+    with monkeypatch.context() as patched:
+        patched.setattr(usage, "_counted", counted_late)
+        found(store)
+    assert found(store).reused == 8
+
+
+def test_many_processes_may_note_at_once(store) -> None:
+    script = (
+        "import sys; from winml_dag.store.cache_folder import log_build\n"
+        "for _ in range(150): log_build(sys.argv[1], reused=1, ran=0, seconds_saved=0.1)"
+    )
+    crowd = [subprocess.Popen([sys.executable, "-c", script, str(store.folder)]) for _ in range(2)]
+    assert [process.wait() for process in crowd] == [0] * 2
+    assert found(store).builds == 300
+    assert found(store).seconds_saved == 30
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path) -> None:
+    log_build(tmp_path / "absent", reused=1, ran=0, seconds_saved=1)
+    (tmp_path / LOG).mkdir()
+    log_build(tmp_path, reused=1, ran=0, seconds_saved=1)
+    assert list(tmp_path.iterdir()) == [tmp_path / LOG]
+
+
+@pytest.fixture(autouse=True)
+def _no_limit_around(monkeypatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+
+
+@pytest.fixture
+def put(store, fill):
+    """Publishes a record of about 10 KB, each used later than the previous one, all long ago; logged as builds do."""
+
+    def put(number: int) -> None:
+        record = store.publish(
+            Record(f"{number:064x}", "c", KeyInputs("export", 1, {}, {}, {}), {}),
+            {"out": fill({"model": b"%04d" % number * 2500})},
+        )
+        os.utime(store.records.path(record.cache_key), (10**9 + number, 10**9 + number))
+        log_build(store.folder, reused=0, ran=1, seconds_saved=0, stored_bytes=10_000)
+
+    return put
+
+
+def test_it_is_set_changed_and_removed_and_the_environment_wins_either_way(store, monkeypatch) -> None:
+    assert configured_limit(store.folder) is None
+    assert set_limit(store.folder, "50GiB") == configured_limit(store.folder) == 50 * 2**30
+    assert limit_text(store.folder) == "50GiB"
+    set_limit(store.folder, "2GB")
+    assert configured_limit(store.folder) == 2 * 10**9
+    with monkeypatch.context() as patched:
+        patched.setenv(VARIABLE, "1GB")
+        assert configured_limit(store.folder) == 10**9
+        patched.setenv(VARIABLE, "none")
+        assert configured_limit(store.folder) is None
+        assert limit_text(store.folder) == ""
+    for _ in range(2):
+        assert set_limit(store.folder, "none") is None
+        assert configured_limit(store.folder) is None
+
+
+def test_a_limit_that_is_no_size_names_its_place(store, monkeypatch) -> None:
+    with pytest.raises(UsageError, match="the limit: '5' is not a size"):
+        set_limit(store.folder, "5")
+    (store.folder / "limit").write_text("lots")
+    with pytest.raises(UsageError, match=r"cache.limit: 'lots' is not a size"):
+        configured_limit(store.folder)
+    monkeypatch.setenv(VARIABLE, "5")
+    with pytest.raises(UsageError, match=VARIABLE):
+        configured_limit(store.folder)
+
+
+def test_a_cache_that_outgrows_its_limit_shrinks_to_four_fifths_of_it_oldest_first(store, put) -> None:
+    for number in range(12):
+        put(number)
+    set_limit(store.folder, "100KB")
+    done = keep_to_limit(store)
+    assert done is not None
+    assert done.left_bytes == size(store) <= 80_000
+    assert store.records.keys() == [f"{number:064x}" for number in range(done.records, 12)]
+
+
+def test_a_cache_within_its_limit_is_measured_once_and_then_not_gone_through(store, put, monkeypatch) -> None:
+    set_limit(store.folder, "100KB")
+    put(0)
+    assert keep_to_limit(store) is None
+    monkeypatch.setattr(gc, "collect", lambda *_, **__: pytest.fail("went through the store"))
+    for number in range(1, 8):
+        put(number)
+        assert keep_to_limit(store) is None
+
+
+def test_what_was_stored_twice_is_measured_again_and_nothing_is_removed(store, put) -> None:
+    set_limit(store.folder, "100KB")
+    for _ in range(20):
+        put(0)
+    assert keep_to_limit(store) is None
+    assert len(store.records.keys()) == 1
+
+
+def test_lost_statistics_mean_measuring_again(store, put) -> None:
+    set_limit(store.folder, "100KB")
+    for number in range(12):
+        put(number)
+    log_size(store.folder, 0)
+    (store.folder / LOG).unlink()
+    assert keep_to_limit(store) is not None
+
+
+def test_while_another_collects_nothing_is_done(store, put) -> None:
+    put(0)
+    assert keep_to_limit(store) is None, "there is no limit"
+    set_limit(store.folder, "1KB")
+    with store.locks.hold("collect"):
+        assert keep_to_limit(store) is None
+    assert keep_to_limit(store) is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0),
+        ("512B", 512),
+        ("2KB", 2000),
+        ("2kB", 2000),
+        ("1KiB", 1024),
+        ("10GiB", 10 * 2**30),
+        ("1.5 GB", 1_500_000_000),
+        (" 3TiB ", 3 * 2**40),
+    ],
+)
+def test_a_size_is_a_number_with_a_unit(text, size) -> None:
+    assert parse_size(text, "--max-size") == size
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("2m", 120), ("12h", 43_200), ("30d", 2_592_000), ("1w", 604_800)]
+)
+def test_a_duration_is_a_number_with_a_unit(text, seconds) -> None:
+    assert parse_duration(text, "--older-than") == seconds
+
+
+def test_anything_else_is_refused_with_what_may_be_written() -> None:
+    for text in ("", "10", "10G", "10gib", "-1GB", "1e3MB", "GiB", "1,5GB", "10 GiB or so", "∞GB", "1.GB"):
+        with pytest.raises(UsageError, match=r"--max-size: .* is not a size\..* such as 10GiB"):
+            parse_size(text, "--max-size")
+    for text in ("", "30", "30x", "1 month", "-1d", "30D"):
+        with pytest.raises(UsageError, match=r"--older-than: .* is not a duration\."):
+            parse_duration(text, "--older-than")
+
+
+def test_what_is_written_for_people() -> None:
+    assert [size_text(size) for size in (0, 1023, 1024, 5 * 2**20, 3 * 2**40)] == [
+        "0 B",
+        "1023 B",
+        "1.0 KiB",
+        "5.0 MiB",
+        "3072.0 GiB",
+    ]
+    assert [duration_text(time) for time in (1.25, 90, 3600 * 5.5, 86_400 * 3)] == [
+        "1.2 s",
+        "2 min",
+        "5 h 30 min",
+        "3 d 0 h",
+    ]
+    assert (counted(1, "blob"), counted(2, "blob")) == ("1 blob", "2 blobs")
