@@ -69,7 +69,7 @@ def test_a_full_disk_is_no_fault_of_the_remotes(cache: Path, server: FaultyServe
 
 @pytest.mark.parametrize("kind", ["folder", "http"])
 def test_memory_does_not_grow_with_what_goes_and_comes(tmp_path: Path, kind: str) -> None:
-    megabytes = 200
+    megabytes = 120
     if kind == "folder":
         (tmp_path / "remote").mkdir()
         out, _ = started("through", tmp_path, (tmp_path / "remote").as_uri(), megabytes).communicate()

@@ -12,7 +12,7 @@ from unittest.mock import patch
 from servers.faulty import FaultyServer
 from servers.memory import MemoryRemote
 from servers.nginx import nginx_server
-from servers.s3 import s3_server
+from servers.s3 import S3
 
 from winml_dag.store.remote.protocol import Remote
 from winml_dag.store.remote.settings import open_remote
@@ -24,7 +24,7 @@ Opener = Callable[[str], Remote]
 
 
 @contextmanager
-def remotes(folder: Path) -> Iterator[Opener]:
+def remotes(folder: Path, s3: S3) -> Iterator[Opener]:
     """Yield a function that opens an empty remote of the requested kind. Servers run until the end of the block.
 
     The HTTP server also stands in for Azure. It checks no signatures.
@@ -34,11 +34,10 @@ def remotes(folder: Path) -> Iterator[Opener]:
         urls = {
             "file": (folder / "shared").as_uri(),
             "http": running.enter_context(FaultyServer()).url,
+            "s3": s3.url,
+            "az": "az://container/cache",
         }
-        s3 = running.enter_context(s3_server())
-        urls["s3"] = s3.url
         azure = running.enter_context(FaultyServer())
-        urls["az"] = "az://container/cache"
         of_azure = {
             "AZURE_STORAGE_ENDPOINT": azure.url,
             "AZURE_STORAGE_ACCOUNT_NAME": "testing",

@@ -67,7 +67,6 @@ class Artifact:
 
     @property
     def size(self) -> int:
-        """Total size of all files in bytes."""
         return sum(file.size for file in self.files)
 
     def to_json(self) -> list[JsonValue]:
@@ -81,14 +80,14 @@ class Artifact:
         return cls.of(_file_from_json(file) for file in value)
 
 
-_DIGEST = re.compile(r"(xxh3-128:[0-9a-f]{32}|sha256:[0-9a-f]{64})")
+DIGEST = re.compile(r"(xxh3-128):([0-9a-f]{32})|(sha256):([0-9a-f]{64})")
 
 
 def _file_from_json(value: JsonValue) -> FileEntry:
     mode = {"executable"} if isinstance(value, Mapping) and value.get("executable") is True else set[str]()
     if isinstance(value, Mapping) and value.keys() == {"name", "digest", "size", *mode}:
         name, digest, size = value["name"], value["digest"], value["size"]
-        texts = isinstance(name, str) and isinstance(digest, str) and _DIGEST.fullmatch(digest)
+        texts = isinstance(name, str) and isinstance(digest, str) and DIGEST.fullmatch(digest)
         if texts and isinstance(size, int) and not isinstance(size, bool) and size >= 0:
             return FileEntry(str(name), str(digest), size, bool(mode))
     raise StoreError(f"A file in a record is malformed: {value!r}.")

@@ -181,7 +181,7 @@ class Blobs:
         if file.executable:
             return False
         blob = self._path(file.digest)
-        partial = partial_in(str(target.parent))
+        partial = partial_in(target.parent)
         try:
             # A program that made another link writable has made this file writable too.
             if os.lstat(blob).st_mode & 0o222:

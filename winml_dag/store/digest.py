@@ -11,7 +11,6 @@ import hashlib
 import itertools
 import json
 import os
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ import xxhash
 from winml_dag.canonical import JsonValue
 from winml_dag.errors import InputError, StoreError
 from winml_dag.file_reading import CHANGED, Signature, is_racy, signature_of, was_read
-from winml_dag.store.artifact import FileEntry
+from winml_dag.store.artifact import DIGEST, FileEntry
 from winml_dag.store.files import open_to_read, read_rest
 
 if TYPE_CHECKING:
@@ -101,9 +100,6 @@ def has_spare_processor() -> bool:
 
 DigestFunction: TypeAlias = Literal["xxh3-128", "sha256"]
 
-_DIGEST = re.compile(r"(xxh3-128):([0-9a-f]{32})|(sha256):([0-9a-f]{64})")
-
-
 # A file up to this size is read at once; that is nearly every one of thousands.
 SMALL_BYTES = 64 << 10
 
@@ -111,13 +107,12 @@ _NEW: dict[DigestFunction, Callable[[], Hash]] = {"xxh3-128": xxhash.xxh3_128, "
 
 
 def new_hash(function: DigestFunction) -> Hash:
-    """A hash without any data yet."""
     return _NEW[function]()
 
 
 def is_digest(text: str) -> bool:
     """Whether *text* is a digest of a known function."""
-    return _DIGEST.fullmatch(text) is not None
+    return DIGEST.fullmatch(text) is not None
 
 
 def split_digest(digest: str) -> tuple[DigestFunction, str]:
@@ -126,14 +121,13 @@ def split_digest(digest: str) -> tuple[DigestFunction, str]:
     Raises:
         StoreError: when it is not a digest.
     """
-    match = _DIGEST.fullmatch(digest)
+    match = DIGEST.fullmatch(digest)
     if match is None:
         raise StoreError(f"{digest!r} is not a digest.")
     return cast(DigestFunction, match[1] or match[3]), match[2] or match[4]
 
 
 def digest_bytes(data: bytes, function: DigestFunction = "xxh3-128") -> str:
-    """The digest of *data*."""
     if function == "xxh3-128":
         return "xxh3-128:" + xxhash.xxh3_128_hexdigest(data)
     return "sha256:" + hashlib.sha256(data).hexdigest()

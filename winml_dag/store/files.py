@@ -69,13 +69,8 @@ def _advice(error: OSError) -> str:
     return ""
 
 
-def partial_beside(path: Path) -> Path:
-    """A unique name in the same folder, and so on the same device."""
-    return Path(partial_in(str(path.parent)))
-
-
-def partial_in(folder: str) -> str:
-    """The same for a *folder*, with strings: pathlib takes longer than the system does to rename a file."""
+def partial_in(folder: Path | str) -> str:
+    """A path for a partial file in *folder*. A string: pathlib takes longer than the system does to rename a file."""
     return f"{folder or os.curdir}{os.sep}{partial_name()}"
 
 
@@ -212,7 +207,6 @@ def name_below(folder: Path | str, path: str) -> str:
 
 
 def bytes_below(folder: Path) -> int:
-    """The total size of all files below *folder*."""
     total = 0
     for entry in files_below(folder):
         with suppress(FileNotFoundError):
@@ -300,7 +294,6 @@ class Below:
             os.link(source, target, src_dir_fd=here, dst_dir_fd=there, follow_symlinks=False)
 
     def remove(self, name: str) -> None:
-        """Remove a file or a link."""
         with self._at(name) as (last, at):
             if at is None:
                 remove_file(last)
@@ -393,7 +386,7 @@ def _stands_for_another(status: os.stat_result) -> bool:
 
 def _copy_over(source: str, here: int | None, target: str, there: int | None) -> None:
     """Replace *target* with a copy of the file *source*, atomically."""
-    partial = partial_name() if there is not None else partial_in(str(Path(target).parent))
+    partial = partial_name() if there is not None else partial_in(Path(target).parent)
     opened = os.open(source, os.O_RDONLY | _NO_LINK | _BINARY, dir_fd=here)
     try:
         with open(opened, "rb") as reading, open(create(partial, there), "wb") as writing:

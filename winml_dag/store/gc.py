@@ -28,7 +28,7 @@ from pathlib import Path
 from winml_dag.errors import StoreError
 from winml_dag.file_reading import change_time_ns, read_text
 from winml_dag.store.cache_folder import KEYS_SUFFIX, PLAN_CACHE
-from winml_dag.store.files import PARTIAL, bytes_below, files_below, in_words, partial_beside, remove_file, remove_tree
+from winml_dag.store.files import PARTIAL, bytes_below, files_below, in_words, partial_in, remove_file, remove_tree
 from winml_dag.store.store import Store
 from winml_dag.store.usage import log_size
 
@@ -254,7 +254,7 @@ def _remove(
 
 def _remove_unless_used(file: _Found, time_of: Callable[[os.stat_result], int]) -> bool:
     """False if *file* was used or stored again since it was looked at."""
-    aside = partial_beside(file.path)
+    aside = Path(partial_in(file.path.parent))
     try:
         if time_of(file.path.lstat()) != file.time_ns:
             return False

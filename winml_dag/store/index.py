@@ -164,13 +164,11 @@ class Index:
                 self.remove(namespace, dead)
 
     def names(self, namespace: Namespace) -> list[str]:
-        """All names of *namespace*, in order."""
         # ";" is the character after ":".
         rows = self._rows("AND key >= ? AND key < ? ORDER BY key", (f"{namespace}:", f"{namespace};"))
         return [key.partition(":")[2] for key, _ in rows]
 
     def clear(self) -> None:
-        """Remove everything."""
         self._do(lambda cache: cache.clear(), None)
 
     def close(self) -> None:
@@ -217,7 +215,6 @@ class Index:
             )
 
     def _open(self) -> tuple[diskcache.Cache, object]:
-        """The open database and its identity."""
         if self._opened is None:
             self._folder.mkdir(parents=True, exist_ok=True)
             try:

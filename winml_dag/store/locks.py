@@ -61,7 +61,6 @@ class Ranges:
             return True
 
     def is_mine(self, number: int) -> bool:
-        """Whether this thread holds *number*."""
         return self._held.get(number) == threading.get_ident()
 
     def release(self, number: int) -> None:
@@ -126,13 +125,10 @@ _SHORTEST_NAP, _LONGEST_NAP = 0.001, 0.05
 
 
 def never() -> bool:
-    """Never give up waiting."""
     return False
 
 
 class Locks:
-    """The locks of one store."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._ranges = Ranges(folder / _KEYS) if AVAILABLE else None
@@ -310,7 +306,6 @@ class Scratch:
         return min(found, default=None)
 
     def sweep(self) -> None:
-        """Remove the folders of dead owners."""
         for root in _entries(self.folder):
             with self._locks.try_hold(_lock_name(root.name)) as dead:
                 if dead:

@@ -174,8 +174,6 @@ def check_key(key: str) -> str:
 
 
 class Records:
-    """The records of one store."""
-
     def __init__(self, folder: Path, index: Index) -> None:
         self.folder = folder
         self._index = index
@@ -203,7 +201,6 @@ class Records:
             return None
 
     def read_many(self, keys: Iterable[str]) -> dict[str, Record]:
-        """Those of *keys* that can be read."""
         return {key: record for key in keys if (record := self.read(key)) is not None}
 
     def all(self) -> list[Record]:
@@ -243,7 +240,6 @@ class Records:
             self._pending[key] = record.key_inputs.stage
 
     def flush(self) -> None:
-        """Write pending rows to the index."""
         with self._lock:
             pending, self._pending = self._pending, {}
         self._index.write("record", dict.fromkeys(pending), pending)
@@ -268,7 +264,6 @@ class Records:
             return 0
 
     def remove(self, key: str) -> None:
-        """Remove *key*."""
         self.path(key).unlink(missing_ok=True)
         self.forget([key])
 

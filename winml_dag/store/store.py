@@ -20,7 +20,7 @@ from winml_dag.store.artifact import Artifact, FileEntry, output_files
 from winml_dag.store.blobs import BlobDamaged, Blobs
 from winml_dag.store.cache_folder import FORMAT, MARKER, function_of
 from winml_dag.store.digest import DigestFunction, Fingerprints
-from winml_dag.store.files import PARTIAL, check_name, in_words, partial_beside
+from winml_dag.store.files import PARTIAL, check_name, in_words, partial_in
 from winml_dag.store.locks import Locks, Scratch, never
 from winml_dag.store.records import Record, Records, check_key
 from winml_dag.store.usage import Traffic
@@ -368,7 +368,7 @@ def _begin(folder: Path, function: DigestFunction | None) -> DigestFunction:
 
 
 def _mark(marker: Path, function: DigestFunction | None) -> None:
-    partial = partial_beside(marker)
+    partial = Path(partial_in(marker.parent))
     with open(partial, "w", encoding="utf-8") as opened:
         opened.write(f"{FORMAT}\n" if function in (None, "xxh3-128") else f"{FORMAT} {function}\n")
         # The only file that is flushed, once in a store's life: if it were empty after a power cut, the whole store

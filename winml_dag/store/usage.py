@@ -120,7 +120,6 @@ class Statistics:
 
 
 def read_statistics(folder: Path, locks: Locks) -> Statistics:
-    """Sum up the usage log of the cache at *folder*."""
     file = folder / LOG
     try:
         data = read_bytes(file)

@@ -128,7 +128,7 @@ class Downloader:
                     return self._into(path, file, tiers, transfer)
             except Interrupted:
                 # The process that holds the lock makes no progress.
-                return self._into(Path(partial_in(str(self._folder))), file, tiers, transfer)
+                return self._into(Path(partial_in(self._folder)), file, tiers, transfer)
 
     def _into(self, path: Path, file: FileEntry, tiers: Sequence[RemoteTier], transfer: Transfer) -> int | None:
         if not self._blobs.missing([file]):

@@ -63,7 +63,6 @@ class RemoteError(StoreError):
 
     @property
     def may_pass(self) -> bool:
-        """Whether another attempt could succeed."""
         return self.trouble in ("unreachable", "slow", "failing")
 
 

@@ -99,7 +99,6 @@ class RemoteTier:
         return self._blobs[digest]
 
     def has_not(self, digest: str) -> None:
-        """The blob has turned out to be missing."""
         self._blobs[digest] = False
 
     def put_blob(self, file: FileEntry, path: Path, transfer: Transfer, on_progress: Callable[[int], None]) -> None:
@@ -341,15 +340,13 @@ class Remotes:
         return found
 
     def fetch(self, files: Collection[FileEntry]) -> list[FileEntry]:
-        """Fetch the blobs of *files* into the local store in parallel, each verified before it is stored; return those
-        that no remote delivered. Raises StoreError when they cannot be written.
+        """Fetch the blobs of *files*, one of each digest, into the local store in parallel, each verified before it is
+        stored; return those that no remote delivered. Raises StoreError when they cannot be written.
         """
-        wanted = {file.digest: file for file in files if file.digest.startswith("sha256:")}
         # The largest first: one that starts last would run alone.
-        ordered = sorted(wanted.values(), key=lambda file: -file.size)
+        ordered = sorted(files, key=lambda file: -file.size)
         is_here = ask_all(self._fetch, ordered, _BLOBS_AT_ONCE)
-        had = {file.digest for file, here in zip(ordered, is_here, strict=True) if here}
-        return [file for file in files if file.digest not in had]
+        return [file for file, here in zip(ordered, is_here, strict=True) if not here]
 
     def offer(self, record: Record) -> None:
         """Start to upload *record*, whose blobs are local, to the writable tiers."""
@@ -364,7 +361,6 @@ class Remotes:
             tier.flush_warnings()
 
     def traffic(self) -> Traffic:
-        """What was transferred so far."""
         return self._count.traffic
 
     def close(self) -> None:

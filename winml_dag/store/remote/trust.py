@@ -28,6 +28,7 @@ from typing import NoReturn, TypeAlias, cast
 
 from winml_dag.canonical import JsonObject, JsonValue, canonical_json
 from winml_dag.errors import StoreError
+from winml_dag.file_reading import nests_deeper
 from winml_dag.names import is_safe_part
 from winml_dag.store.records import KeyInputs, Record
 from winml_dag.store.remote.protocol import DIGEST, KEY, MOST_RECORD_BYTES
@@ -254,18 +255,11 @@ def _parse(text: bytes) -> JsonObject:
         value = json.loads(text)
         # The walk takes as long as everything else, and few records have this many objects and lists.
         may_be_deep = text.count(b"{") + text.count(b"[") > _MOST_DEPTH
-        if (may_be_deep and _is_deeper(value, _MOST_DEPTH)) or canonical_json(value).encode() != text:
+        if (may_be_deep and nests_deeper(value, _MOST_DEPTH)) or canonical_json(value).encode() != text:
             raise ValueError
     except (ValueError, RecursionError):
         raise Refused("it is not JSON as we write it") from None
     return cast(JsonObject, value) if isinstance(value, dict) else _refuse("it is not a JSON object")
-
-
-def _is_deeper(value: JsonValue, tiers: int) -> bool:
-    if isinstance(value, str) or not isinstance(value, list | dict):
-        return False
-    within = value.values() if isinstance(value, dict) else value
-    return tiers == 0 or any(_is_deeper(each, tiers - 1) for each in within)
 
 
 def _check(record: Record, key: str) -> None:

@@ -6,13 +6,12 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from remote_samples import digest_of, trouble_of, unheard, written
 from servers.faulty import Fault, FaultyServer
-from servers.s3 import BUCKET, S3, policies_of, s3_server
+from servers.s3 import BUCKET, S3, policies_of
 
 from winml_dag.errors import UsageError
 from winml_dag.store.remote import bucket
@@ -49,12 +48,6 @@ def server(faulty_server: FaultyServer, monkeypatch: pytest.MonkeyPatch) -> Faul
 @pytest.fixture
 def remote(server: FaultyServer) -> Remote:  # noqa: ARG001
     return open_remote("s3://cache/team", "main")
-
-
-@pytest.fixture(scope="module")
-def s3_running() -> Iterator[S3]:
-    with s3_server() as s3:
-        yield s3
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 from remote_samples import digest_of, unheard, written
 from servers.kinds import KINDS, Opener, remotes
+from servers.s3 import S3
 
 from winml_dag.errors import UsageError
 from winml_dag.store.remote.protocol import Remote, RemoteError, blob_path, record_path
@@ -27,8 +28,8 @@ DATA = random.Random(8).randbytes((1 << 20) + 4321)
 
 
 @pytest.fixture(scope="module")
-def opener(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opener]:
-    with remotes(tmp_path_factory.mktemp("remotes")) as opener:
+def opener(tmp_path_factory: pytest.TempPathFactory, s3_running: S3) -> Iterator[Opener]:
+    with remotes(tmp_path_factory.mktemp("remotes"), s3_running) as opener:
         yield opener
 
 
