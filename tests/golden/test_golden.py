@@ -5,20 +5,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from oneprocess import OneProcess
 from onnx import TensorProto, helper, numpy_helper
 
-from winml_dag.cli import run
 from winml_dag.engine.keys import config_hash
 from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
@@ -87,27 +87,22 @@ def _stages(request: Request, store: Store) -> dict[str, str]:
 def forms() -> object:
     """Return exit code and form of the JSON by command: names and types; for a list, those of all its members."""
     found = {}
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WINML_DAG_CACHE_DIR", f"{folder}/cache")
-        _small_model(Path("small.onnx"))
-        Path("notes.txt").write_text("notes", encoding="utf-8")
-        Path("own.json").write_text(json.dumps(RECIPE), encoding="utf-8")
+    with tempfile.TemporaryDirectory() as name, closing(OneProcess()) as commands:
+        folder, environment = Path(name), {**os.environ, "WINML_DAG_CACHE_DIR": f"{name}/cache"}
+        _small_model(folder / "small.onnx")
+        (folder / "notes.txt").write_text("notes", encoding="utf-8")
+        (folder / "own.json").write_text(json.dumps(RECIPE), encoding="utf-8")
         sweep = {"model": "small.onnx", "ep": "cpu", "matrix": {"precision": ["fp32", "w8a8"]}}
-        Path("sweep.json").write_text(json.dumps(sweep), encoding="utf-8")
+        (folder / "sweep.json").write_text(json.dumps(sweep), encoding="utf-8")
         for command in COMMANDS:
-            with (
-                contextlib.redirect_stdout(io.StringIO()) as out,
-                contextlib.redirect_stderr(io.StringIO()) as messages,
-            ):
-                arguments = command.split()
-                form = [] if arguments[0] in {"config", "clean"} else ["--format", "json"]
-                code = run([*arguments, *form])
-            text = out.getvalue()
-            value = json.loads(text) if text.startswith(("{", "[")) else messages.getvalue() if code else text
-            found[command] = {"exit": code, "json": form_of(value)}
-        found["build_manifest.json"] = form_of(
-            json.loads(Path("swept/w8a8/build_manifest.json").read_text(encoding="utf-8"))
-        )
+            arguments = command.split()
+            form = [] if arguments[0] in {"config", "clean"} else ["--format", "json"]
+            said = commands.run([*arguments, *form], folder, environment)
+            is_json = said.out.startswith(("{", "["))
+            value = json.loads(said.out) if is_json else said.messages if said.code else said.out
+            found[command] = {"exit": said.code, "json": form_of(value)}
+        manifest = folder / "swept" / "w8a8" / "build_manifest.json"
+        found["build_manifest.json"] = form_of(json.loads(manifest.read_text(encoding="utf-8")))
     return found
 
 

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -44,18 +45,13 @@ model.save_pretrained(sys.argv[1])
 
 
 @pytest.fixture(scope="session")
-def commands() -> Iterator[OneProcess | None]:
-    """A process for commands, on systems where a thread can have its own current folder."""
-    if sys.platform != "linux":
-        yield None
-        return
-    process = OneProcess()
-    yield process
-    process.close()
+def commands() -> Iterator[OneProcess]:
+    with closing(OneProcess()) as process:
+        yield process
 
 
 @pytest.fixture(scope="session")
-def built_project(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None) -> Project:
+def built_project(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess) -> Project:
     """The project after its first build, shared by all processes of a test run. Do not change it; see ``project``."""
     base = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -79,7 +75,7 @@ def _build_first(project: Project) -> None:
 
 
 @pytest.fixture
-def project(built_project: Project, tmp_path: Path, commands: OneProcess | None) -> Project:
+def project(built_project: Project, tmp_path: Path, commands: OneProcess) -> Project:
     """A copy of the built project for one test.
 
     Recorded builds are identified by the path of the output folder, so the copy is brought up to date once: this runs

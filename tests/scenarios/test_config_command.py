@@ -24,33 +24,23 @@ TINY = {
 }
 
 
-class Config:
-    """The command line, with its own cache."""
-
-    def __init__(self, project: Project) -> None:
-        self.folder = project.folder
-        self._project = project
-
-    def __call__(self, *arguments: str) -> tuple[int, str, str]:
-        said = self._project.run(*arguments)
-        return said.returncode, said.stdout, said.stderr
-
+class Config(Project):
     def keys(self, *arguments: str) -> dict[str, Any]:
-        code, out, err = self("plan", "--format", "json", *arguments)
-        assert code == 0, err
-        return {stage["id"]: (stage["cache_key"], stage["status"]) for stage in json.loads(out)["builds"][0]["stages"]}
+        """Return key and status of each stage of a plan."""
+        stages = self.told("plan", *arguments)["builds"][0]["stages"]
+        return {stage["id"]: (stage["cache_key"], stage["status"]) for stage in stages}
 
 
 @pytest.fixture
-def config(tmp_path: Path, commands: OneProcess | None) -> Config:
-    return Config(Project(tmp_path, commands))
+def config(tmp_path: Path, commands: OneProcess) -> Config:
+    return Config(tmp_path, commands)
 
 
 def test_a_build_from_it_is_the_build_with_the_options(config: Config) -> None:
     perceptron(config.folder / "model.onnx")
     target = ("--ep", "qnn", "-p", "w8a16", "--no-compile", "--no-validate")
-    code, out, err = config("config", "--onnx", "model.onnx", *target, "-o", "recipes/model.yaml")
-    assert (code, "winml-dag build -c recipes/model.yaml -o OUT" in out) == (0, True), err
+    told = config.says("config", "--onnx", "model.onnx", *target, "-o", "recipes/model.yaml")
+    assert "winml-dag build -c recipes/model.yaml -o OUT" in told
     written = load_recipe(config.folder / "recipes" / "model.yaml").recipe
     assert written.model == "../model.onnx"
     assert written.quant is not None
@@ -65,9 +55,8 @@ def test_an_architecture_has_its_tensors_spelled_out_without_weights_or_network(
     )
     (config.folder / "sizes.json").write_text('{"sequence_length": 8, "batch_size": 2}', encoding="utf-8")
     options = ("-c", "tiny.json", "-t", "fill-mask", "--shape-config", "sizes.json", "--ep", "cpu")
-    code, _, err = config("config", *options, "-o", "whole.json")
-    assert code == 0, err
-    export = json.loads((config.folder / "whole.json").read_text(encoding="utf-8"))["export"]
+    config.says("config", *options, "-o", "whole.json")
+    export = config.json("whole.json")["export"]
     text = {"dtype": "int32", "shape": [2, 8]}
     assert export["input_tensors"] == [
         {"name": "input_ids", **text, "value_range": [0, 50]},
@@ -76,18 +65,18 @@ def test_an_architecture_has_its_tensors_spelled_out_without_weights_or_network(
     ]
     assert export["output_tensors"] == [{"name": "logits"}]
     exported = ("-c", "tiny.json", "-t", "fill-mask", "--shape-config", "sizes.json")
-    assert config("export", *exported, "-o", "one.onnx", "-q")[0] == 0
+    config.says("export", *exported, "-o", "one.onnx", "-q")
     keys = config.keys("-c", "whole.json")
     assert keys["export"][1] == "ran"  # its config is worded differently
-    assert config("export", "-c", "whole.json", "-o", "other.onnx", "-q")[0] == 0
+    config.says("export", "-c", "whole.json", "-o", "other.onnx", "-q")
     one, other = ((config.folder / name).read_bytes() for name in ("one.onnx", "other.onnx"))
     assert one == other
 
 
 def test_without_a_model_it_is_for_every_model_of_the_architecture(config: Config) -> None:
     any_resnet = ("--model-type", "resnet", "-t", "image-classification", "-p", "fp16")
-    code, out, err = config("config", *any_resnet, "-o", "resnet.yaml")
-    assert (code, "winml-dag build -c resnet.yaml -m MODEL -o OUT" in out) == (0, True), err
+    told = config.says("config", *any_resnet, "-o", "resnet.yaml")
+    assert "winml-dag build -c resnet.yaml -m MODEL -o OUT" in told
     recipe = yaml.safe_load((config.folder / "resnet.yaml").read_text(encoding="utf-8"))
     assert "model" not in recipe
     assert recipe["loader"] == {"model_type": "resnet", "task": "image-classification", "trust_remote_code": False}
@@ -99,12 +88,10 @@ def test_without_a_model_it_is_for_every_model_of_the_architecture(config: Confi
 def test_a_file_that_is_there_is_kept(config: Config) -> None:
     perceptron(config.folder / "model.onnx")
     (config.folder / "mine.yaml").write_text("mine", encoding="utf-8")
-    code, _, err = config("config", "--onnx", "model.onnx", "-o", "mine.yaml")
-    assert (code, "mine.yaml already exists" in err) == (2, True)
+    assert "mine.yaml already exists" in config.says("config", "--onnx", "model.onnx", "-o", "mine.yaml", code=2)
     assert (config.folder / "mine.yaml").read_text(encoding="utf-8") == "mine"
-    assert config("config", "--onnx", "model.onnx", "-o", "mine.yaml", "--overwrite")[0] == 0
-    code, out, _ = config("config", "--onnx", "model.onnx", "-o", "mine.yaml/a.json", "-f", "json")
-    assert (code, "cannot be written" in json.loads(out)["errors"][0]) == (1, True)
+    config.says("config", "--onnx", "model.onnx", "-o", "mine.yaml", "--overwrite")
+    assert "cannot be written" in config.refused("config", "--onnx", "model.onnx", "-o", "mine.yaml/a.json", code=1)
     assert load_recipe(config.folder / "mine.yaml").recipe.model == "model.onnx"
 
 
@@ -121,8 +108,4 @@ def test_a_file_that_is_there_is_kept(config: Config) -> None:
 def test_what_cannot_be_decided_is_told_as_one_object(
     config: Config, arguments: tuple[str, ...], code: int, words: str
 ) -> None:
-    found, out, _ = config("config", "--format", "json", *arguments)
-    assert found == code
-    said = json.loads(out)
-    assert said["success"] is False
-    assert words in said["errors"][0]
+    assert words in config.refused("config", *arguments, code=code)

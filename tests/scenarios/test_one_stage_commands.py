@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import onnxruntime
 import pytest
 from oneprocess import OneProcess
 from onnx_samples import perceptron, samples
-from scenario import Project
+from scenario import Project, with_status
+
+from winml_dag import CommandResult, calibrate_onnx, compile_onnx, optimize_onnx, validate_onnx
+from winml_dag.errors import MeasuredError, UsageError
 
 pytestmark = pytest.mark.slow
 
@@ -18,7 +20,7 @@ DATA = ("--calibration-data", "data.npz")
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None) -> Project:
+def shared(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess) -> Project:
     """A model, data, and a cache that the tests of this file fill together, in their order."""
     pytest.importorskip("onnxruntime_qnn")
     project = Project(tmp_path_factory.mktemp("stages"), commands)
@@ -28,70 +30,59 @@ def shared(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None
     return project
 
 
-def told(project: Project, *arguments: str) -> dict[str, Any]:
-    finished = project.run(*arguments, "--format", "json")
-    assert finished.returncode == 0, finished.stderr
-    value: dict[str, Any] = json.loads(finished.stdout)
-    return value
-
-
-def with_status(stages: list[dict[str, Any]], status: str) -> list[str]:
-    return [stage["stage"] for stage in stages if stage["status"] == status]
-
-
 def test_a_build_after_commands_for_each_of_its_stages_runs_none_of_them(shared: Project) -> None:
     """Each continues from the file of the previous one, under the name that a build gives it."""
-    optimized = told(shared, "optimize", "-m", "model.onnx", "-o", "a/optimized.onnx", "-d", "qnn")
+    optimized = shared.told("optimize", "-m", "model.onnx", "-o", "a/optimized.onnx", "-d", "qnn")
     assert optimized["metrics"]["nodes_after"] < optimized["metrics"]["nodes_before"]
     assert optimized["validation"]["quality"]["cosine"] > 0.9999
-    ranges = told(shared, "calibrate", "-m", "a/optimized.onnx", *DATA)
+    ranges = shared.told("calibrate", "-m", "a/optimized.onnx", *DATA)
     assert ranges["output_path"] == str(Path("a/optimized_ranges.json"))
     assert json.loads((shared.folder / "a" / "optimized_ranges.json").read_text())["method"] == "minmax"
     quantize = ("quantize", "-m", "a/optimized.onnx", *DATA, "-p", "w8a16", "-d", "qnn", "-o", "a/quantized.onnx")
-    assert with_status(told(shared, *quantize)["stages"], "reused") == ["calibrate"]
-    compiled = told(shared, "compile", "-m", "a/quantized.onnx", "-d", "qnn", "-o", "a/net.onnx")
+    assert with_status(shared.told(*quantize), "reused") == ["calibrate"]
+    compiled = shared.told("compile", "-m", "a/quantized.onnx", "-d", "qnn", "-o", "a/net.onnx")
     assert compiled["metrics"]["ep_context_partitions"] == 1
     assert {path.name for path in (shared.folder / "a").glob("net*")} == {"net.onnx", "net_qnn.bin"}
 
     build = ("build", "-c", "recipe.yaml", "--onnx", "model.onnx", "-d", "qnn", "-p", "w8a16", "-o", "built")
-    stages = told(shared, *build)["builds"][0]["stages"]
-    assert with_status(stages, "ran") == ["analyze", "validate", "finalize"]
-    assert {"optimize", "calibrate", "quantize", "compile"} <= set(with_status(stages, "reused"))
+    built = shared.told(*build)
+    assert with_status(built, "ran") == ["analyze", "validate", "finalize"]
+    assert {"optimize", "calibrate", "quantize", "compile"} <= {*with_status(built, "reused")}
 
 
 def test_commands_after_a_build_run_no_stage_that_it_has_run(shared: Project) -> None:
     target = ("-d", "qnn", "--htp-optimization-level", "1", "--no-validate")
-    told(shared, "build", "-c", "recipe.yaml", "--onnx", "model.onnx", "-p", "w8a16", "-o", "built", *target)
-    compiled = told(shared, "compile", "-m", "built/quantized.onnx", "-o", "b.onnx", *target)
-    assert with_status(compiled["stages"], "ran") == ["finalize"]
+    shared.told("build", "-c", "recipe.yaml", "--onnx", "model.onnx", "-p", "w8a16", "-o", "built", *target)
+    compiled = shared.told("compile", "-m", "built/quantized.onnx", "-o", "b.onnx", *target)
+    assert with_status(compiled, "ran") == ["finalize"]
     assert compiled["cached"]
 
 
 def test_a_binary_goes_with_its_model_and_comes_back_with_it(shared: Project) -> None:
     compile_ = ("compile", "-m", "a/quantized.onnx", "-d", "qnn", "-o", "c/net.onnx", "--no-validate")
-    told(shared, *compile_)
+    shared.told(*compile_)
     (shared.folder / "c" / "net_qnn.bin").unlink()
-    assert with_status(told(shared, *compile_)["stages"], "ran") == []
+    assert with_status(shared.told(*compile_), "ran") == []
     assert (shared.folder / "c" / "net_qnn.bin").exists()
-    told(shared, *compile_, "--embed")
+    shared.told(*compile_, "--embed")
     assert [path.name for path in (shared.folder / "c").iterdir()] == ["net.onnx"]
 
 
 def test_validate_finds_what_a_build_has_validated_and_fails_for_what_is_too_far_away(shared: Project) -> None:
-    told(shared, "build", "--onnx", "model.onnx", "-p", "w8a16", "-o", "cpu")
+    shared.told("build", "--onnx", "model.onnx", "-p", "w8a16", "-o", "cpu")
     validate = ("validate", "cpu/quantized.onnx", "--reference", "model.onnx")
-    value = told(shared, *validate)
+    value = shared.told(*validate)
     assert (value["measured"], value["precision"]) == ("cached", "w8a16")
     assert value["outputs"]["logits"]["cosine"] > value["min_cosine"] == 0.85
-    alone = told(shared, "validate", "a/net.onnx")
+    alone = shared.told("validate", "a/net.onnx")
     assert (alone["execution_provider"], alone["reference"]) == ("QNNExecutionProvider", False)
     failed = shared.run(*validate, "--min-cosine", "1", "-f", "json")
+    told = json.loads(failed.stdout)
+    (error,) = told["errors"]
     assert failed.returncode == 1
-    told_of = json.loads(failed.stdout)
-    (error,) = told_of["errors"]
     assert "below validate.min_cosine of 1" in error
-    assert told_of["outputs"] == value["outputs"]
-    assert told_of["broken"] == {"logits": ["min_cosine"]}
+    assert told["outputs"] == value["outputs"]
+    assert told["broken"] == {"logits": ["min_cosine"]}
     assert failed.stderr.count("not kept: min_cosine") == 1, failed.stderr
 
 
@@ -102,6 +93,7 @@ from winml_dag.cli import run
 codes = [run(call) for call in (
     ["optimize", "-m", "model.onnx", "-o", "a/optimized.onnx", "-d", "qnn"],
     ["calibrate", "-m", "a/optimized.onnx", "--calibration-data", "data.npz"],
+    ["quantize", "-m", "a/optimized.onnx", "--calibration-data", "data.npz", "-p", "w8a16", "-d", "qnn"],
     ["compile", "-m", "a/quantized.onnx", "-d", "qnn", "-o", "a/net.onnx"],
 )]
 heavy = {"torch", "transformers", "onnx", "onnxruntime", "numpy", "pydantic", "networkx", "rich"} & sys.modules.keys()
@@ -112,40 +104,37 @@ print(codes, sorted(heavy))
     assert [line.partition(" (")[0] for line in lines] == [
         f"Up to date: {Path('a/optimized.onnx')}",
         f"Up to date: {Path('a/optimized_ranges.json')}",
+        f"Up to date: {Path('a/optimized_quantized.onnx')}",
         f"Up to date: {Path('a/net.onnx')}",
     ]
-    assert last == "[0, 0, 0] []"
+    assert last == "[0, 0, 0, 0] []"
 
 
-def test_python_does_the_same(shared: Project) -> None:
-    script = """
-from pathlib import Path
-from winml_dag import CommandResult, calibrate_onnx, compile_onnx, optimize_onnx, validate_onnx
-from winml_dag.errors import MeasuredError
-from winml_dag.errors import UsageError
-done = optimize_onnx("model.onnx", "a/optimized.onnx", ep="qnn")
-assert isinstance(done, CommandResult) and done.cached and done.output_path == Path("a/optimized.onnx"), done
-assert done.quality.cosine > 0.9999
-assert calibrate_onnx("a/optimized.onnx", calibration_data="data.npz").cached
-assert compile_onnx("a/quantized.onnx", "a/net.onnx", device="qnn", config={"embed_context": False}).cached
-validated = validate_onnx("cpu/quantized.onnx", reference="model.onnx")
-assert validated.cached and validated.quality.cosine > 0.99, validated
-try:
-    validate_onnx("cpu/quantized.onnx", reference="model.onnx", config={"min_cosine": 1.0})
-except MeasuredError as error:
-    assert error.metrics["outputs"] == validated.metrics["outputs"]
-    assert "below validate.min_cosine of 1" in str(error), error
-try:
-    compile_onnx("model.onnx", ep="cpu", also=["a/optimized.onnx"])
-except UsageError as error:
-    print(error)
-"""
-    assert shared.python(script).startswith("Models share a binary, and CPUExecutionProvider has none")
+def test_python_does_the_same(shared: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(shared.folder)
+    for name, value in shared.environment().items():
+        monkeypatch.setenv(name, value)
+    done = optimize_onnx("model.onnx", "a/optimized.onnx", ep="qnn")
+    assert isinstance(done, CommandResult)
+    assert (done.cached, done.output_path) == (True, Path("a/optimized.onnx"))
+    assert done.quality is not None
+    assert done.quality.cosine > 0.9999
+    assert calibrate_onnx("a/optimized.onnx", calibration_data="data.npz").cached
+    assert compile_onnx("a/quantized.onnx", "a/net.onnx", device="qnn", config={"embed_context": False}).cached
+    validated = validate_onnx("cpu/quantized.onnx", reference="model.onnx")
+    assert validated.cached
+    assert validated.quality is not None
+    assert validated.quality.cosine > 0.99
+    with pytest.raises(MeasuredError, match=r"below validate\.min_cosine of 1") as failed:
+        validate_onnx("cpu/quantized.onnx", reference="model.onnx", config={"min_cosine": 1.0})
+    assert failed.value.metrics["outputs"] == validated.metrics["outputs"]
+    with pytest.raises(UsageError, match="Models share a binary, and CPUExecutionProvider has none"):
+        compile_onnx("model.onnx", ep="cpu", also=["a/optimized.onnx"])
 
 
 def test_export_finds_what_a_build_has_exported(project: Project) -> None:
     export = ("export", "-m", "model", "-t", "text-classification", "-o", "bert.onnx")
-    value = told(project, *export)
+    value = project.told(*export)
     assert value["cached"]
     assert value["metrics"]["max_abs_difference"] < 1e-5
     assert onnxruntime.InferenceSession(project.folder / "bert.onnx").get_outputs()[0].name == "logits"

@@ -19,19 +19,26 @@ from onnx import TensorProto
 from onnx_samples import perceptron, samples
 from scenario import Project, needs_qnn, with_status
 
-from winml_dag import WinMLCompileConfig, WinMLQuantizationConfig, build_onnx_model
+from winml_dag import (
+    QuantizeResult,
+    WinMLCompileConfig,
+    WinMLQuantizationConfig,
+    build_onnx_model,
+    quantize_onnx,
+)
+from winml_dag.errors import StageError, UsageError
 from winml_dag.onnxmodel.feeds import model_inputs, random_feeds
 from winml_dag.onnxmodel.inspect import inspect_model
 from winml_dag.recipe.schema import Recipe
 
 pytestmark = pytest.mark.slow
 
-SECTION = {"calibration_data": "data.npz", "samples": 5, "weight_type": "uint8", "activation_type": "uint16"}
+SECTION = {"weight_type": "uint8", "activation_type": "uint16", "seed": 3}
 AS_GIVEN = ("--no-optimize", "--no-analyze")
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None) -> Project:
+def shared(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess) -> Project:
     """A model, data, and a cache that the tests of this file fill together."""
     project = Project(tmp_path_factory.mktemp("quantize"), commands)
     perceptron(project.folder / "model.onnx")
@@ -39,19 +46,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None
     return project
 
 
-class Quantized:
-    def __init__(self, told: dict[str, Any]) -> None:
-        self.value = told
-        self.ran, self.reused = (with_status(told, status, "id") for status in ("ran", "reused"))
-
-
-def quantize(project: Project, *arguments: str) -> Quantized:
-    return Quantized(project.told("quantize", *arguments))
-
-
-def build(project: Project, *arguments: str) -> list[str]:
-    """Build and return the stages that ran."""
-    return with_status(project.told("build", *arguments), "ran", "id")
+def ran(project: Project, *arguments: str) -> list[str]:
+    """Return the stages that a command ran."""
+    return with_status(project.told(*arguments), "ran", "id")
 
 
 def run_model(path: Path) -> np.ndarray:
@@ -64,66 +61,53 @@ def partitions(model: Path) -> int:
     return sum(node.op_type == "EPContext" for node in onnx.load(model, load_external_data=False).graph.node)
 
 
-def test_it_finds_what_a_build_of_the_same_model_has_made(shared: Project) -> None:
-    assert build(shared, "--onnx", "model.onnx", "--no-optimize", "-p", "w8a8", "-o", "built-w8a8")[-1] == "finalize"
-    done = quantize(shared, "-m", "model.onnx", "-p", "w8a8", "-o", "w8a8.onnx")
-    assert (done.ran, done.reused) == (["finalize"], ["calibrate", "quantize", "validate"])
-    assert (shared.folder / "w8a8.onnx").read_bytes() == (shared.folder / "built-w8a8" / "model.onnx").read_bytes()
-
-
-def test_a_build_finds_what_it_has_made(shared: Project) -> None:
-    quantize(shared, "-m", "model.onnx", "-p", "w8a16", "-o", "w8a16.onnx")
-    assert build(shared, "--onnx", "model.onnx", *AS_GIVEN, "-p", "w8a16", "-o", "built-w8a16") == ["finalize"]
-
-
-def test_it_finds_what_a_build_has_made_of_the_model_that_the_build_optimized(shared: Project) -> None:
-    """The file in the output folder is what calibrate and quantize have read."""
-    assert {"optimize.0", "quantize"} <= {
-        *build(shared, "--onnx", "model.onnx", "-p", "w16a16", "-o", "optimized"),
-    }
-    done = quantize(shared, "-m", "optimized/optimized.onnx", "-p", "w16a16", "-o", "w16a16.onnx")
-    assert {"calibrate", "quantize"} <= {*done.reused}
+def test_it_and_a_build_find_what_the_other_has_made(shared: Project) -> None:
+    shared.told("quantize", "-m", "model.onnx", "-p", "w8a16", "-o", "w8a16.onnx")
+    assert ran(shared, "build", "--onnx", "model.onnx", *AS_GIVEN, "-p", "w8a16", "-o", "built") == ["finalize"]
+    assert (shared.folder / "w8a16.onnx").read_bytes() == (shared.folder / "built" / "model.onnx").read_bytes()
+    # The file in the output folder is what calibrate and quantize have read.
+    built = ran(shared, "build", "--onnx", "model.onnx", "-p", "w16a16", "-o", "optimized")
+    assert {"optimize.0", "quantize"} <= {*built}
+    done = shared.told("quantize", "-m", "optimized/optimized.onnx", "-p", "w16a16", "-o", "w16a16.onnx")
+    assert {"calibrate", "quantize"} <= {*with_status(done, "reused", "id")}
+    # Weights beside the model.
+    model = onnx.load(perceptron(shared.folder / "inside.onnx", seed=3))
+    apart = {"save_as_external_data": True, "location": "apart.weights", "size_threshold": 0}
+    onnx.save_model(model, shared.folder / "apart.onnx", **apart)
+    built = ran(shared, "build", "--onnx", "apart.onnx", "--no-optimize", "-p", "dynamic", "-o", "built-apart")
+    assert "quantize" in built
+    assert ran(shared, "quantize", "-m", "apart.onnx", "-p", "dynamic", "-o", "quantized-apart.onnx") == ["finalize"]
 
 
 @needs_qnn
 def test_a_build_goes_on_with_what_it_has_quantized(shared: Project) -> None:
     """The result, under the name that a build gives it, is what compile and validate would read."""
     target = ("-p", "w8a8", "-d", "qnn")
-    assert "compile" in build(shared, "--onnx", "model.onnx", "--no-optimize", *target, "-o", "one-go")
-    again = quantize(shared, "-m", "model.onnx", *target, "-o", "qnn/quantized.onnx")
-    assert again.reused[:2] == ["calibrate", "quantize"]
-    assert "compile" not in build(shared, "--onnx", "qnn/quantized.onnx", "-d", "qnn", "-o", "two-goes")
+    assert "compile" in ran(shared, "build", "--onnx", "model.onnx", "--no-optimize", *target, "-o", "one-go")
+    again = shared.told("quantize", "-m", "model.onnx", *target, "-o", "qnn/quantized.onnx")
+    assert with_status(again, "reused", "id")[:2] == ["calibrate", "quantize"]
+    assert "compile" not in ran(shared, "build", "--onnx", "qnn/quantized.onnx", "-d", "qnn", "-o", "two-goes")
     one, two = (shared.folder / out / "model.onnx" for out in ("one-go", "two-goes"))
     assert one.read_bytes() == two.read_bytes()
 
 
-def test_weights_beside_a_model_that_is_given_are_found_both_ways(shared: Project) -> None:
-    model = onnx.load(perceptron(shared.folder / "inside.onnx", seed=3))
-    onnx.save_model(
-        model, shared.folder / "apart.onnx", save_as_external_data=True, location="apart.weights", size_threshold=0
-    )
-    assert "quantize" in build(shared, "--onnx", "apart.onnx", "--no-optimize", "-p", "dynamic", "-o", "built-apart")
-    assert quantize(shared, "-m", "apart.onnx", "-p", "dynamic", "-o", "dynamic-apart.onnx").ran == ["finalize"]
-    assert "quantize" in quantize(shared, "-m", "apart.onnx", "-p", "int4", "-o", "int4-apart.onnx").ran
-    assert build(shared, "--onnx", "apart.onnx", *AS_GIVEN, "-p", "int4", "-o", "built-apart") == ["finalize"]
-
-
 def test_four_bits_and_then_float16_shares_the_first_with_four_bits_alone(shared: Project) -> None:
-    quantize(shared, "-m", "model.onnx", "-p", "int4", "-o", "int4.onnx")
-    chain = quantize(shared, "-m", "model.onnx", "-p", "int4", "-p", "fp16", "-o", "int4-fp16.onnx")
-    assert chain.reused == ["quantize"]
-    assert [step["mode"] for step in chain.value["steps"]] == ["rtn", "fp16"]
+    shared.told("quantize", "-m", "model.onnx", "-p", "int4", "-o", "int4.onnx")
+    chain = shared.told("quantize", "-m", "model.onnx", "-p", "int4", "-p", "fp16", "-o", "int4-fp16.onnx")
+    assert with_status(chain, "reused", "id") == ["quantize"]
+    assert [step["mode"] for step in chain["steps"]] == ["rtn", "fp16"]
     types = {tensor.data_type for tensor in onnx.load(shared.folder / "int4-fp16.onnx").graph.initializer}
     assert types == {TensorProto.UINT8, TensorProto.FLOAT16}
     # The same by its name, and from the result of the first.
-    assert build(shared, "--onnx", "model.onnx", *AS_GIVEN, "-p", "w4a16", "-o", "w4a16") == ["finalize"]
+    assert ran(shared, "build", "--onnx", "model.onnx", *AS_GIVEN, "-p", "w4a16", "-o", "w4a16") == ["finalize"]
     assert set(shared.contents("w4a16")) == {
         *("quantized.onnx", "model.onnx", "build_manifest.json", "winml_build_config.json")
     }
     made = {stage["id"]: stage["filename"] for stage in shared.manifest("w4a16")["stages"] if "id" in stage}
     assert (made["quantize"], made["quantize.1"]) == (None, "quantized.onnx")
-    assert build(shared, "--onnx", "model.onnx", *AS_GIVEN, "-p", "w4a32", "-o", "w4a32") == ["finalize"]
-    assert "quantize" in quantize(shared, "-m", "w4a32/quantized.onnx", "-p", "fp16", "-o", "going-on.onnx").reused
+    assert ran(shared, "build", "--onnx", "model.onnx", *AS_GIVEN, "-p", "w4a32", "-o", "w4a32") == ["finalize"]
+    going_on = shared.told("quantize", "-m", "w4a32/quantized.onnx", "-p", "fp16", "-o", "going-on.onnx")
+    assert "quantize" in with_status(going_on, "reused", "id")
     assert (shared.folder / "going-on.onnx").read_bytes() == (shared.folder / "int4-fp16.onnx").read_bytes()
     np.testing.assert_allclose(
         run_model(shared.folder / "int4-fp16.onnx"), run_model(shared.folder / "int4.onnx"), atol=0.02
@@ -133,25 +117,18 @@ def test_four_bits_and_then_float16_shares_the_first_with_four_bits_alone(shared
 def test_the_default_is_a_file_beside_the_model_and_a_second_run_does_nothing(shared: Project) -> None:
     (shared.folder / "aside").mkdir()
     perceptron(shared.folder / "aside" / "net.onnx")
-    script = """
-import sys
-from winml_dag.cli import run
-code = run(["quantize", "-m", "aside/net.onnx"])
-heavy = {"torch", "transformers", "onnx", "onnxruntime", "numpy", "pydantic", "networkx", "rich"} & sys.modules.keys()
-print(code, sorted(heavy))
-"""
-    first = shared.python(script)
-    assert "quality: cosine" in first
-    assert first.splitlines()[-2].startswith(f"Built {Path('aside/net_quantized.onnx')} (w8a8, cpu) in ")
-    assert sorted(path.name for path in (shared.folder / "aside").iterdir()) == ["net.onnx", "net_quantized.onnx"]
-    before = (shared.folder / "aside" / "net_quantized.onnx").stat().st_mtime_ns
-    again = shared.python(script).splitlines()
-    assert again[0].startswith(f"Up to date: {Path('aside/net_quantized.onnx')} (w8a8, cpu)")
-    assert again[-1] == "0 []"
-    assert (shared.folder / "aside" / "net_quantized.onnx").stat().st_mtime_ns == before
-    (shared.folder / "aside" / "net_quantized.onnx").unlink()
+    made = shared.folder / "aside" / "net_quantized.onnx"
+    name = Path("aside/net_quantized.onnx")
+    first = shared.says("quantize", "-m", "aside/net.onnx").splitlines()
+    assert any(line.startswith("quality: cosine") for line in first)
+    assert first[-1].startswith(f"Built {name} (w8a8, cpu) in ")
+    assert sorted(path.name for path in made.parent.iterdir()) == ["net.onnx", made.name]
+    before = made.stat().st_mtime_ns
+    assert shared.says("quantize", "-m", "aside/net.onnx").startswith(f"Up to date: {name} (w8a8, cpu)")
+    assert made.stat().st_mtime_ns == before
+    made.unlink()
     restored = shared.says("quantize", "-m", "aside/net.onnx")
-    assert restored.splitlines()[-1].startswith(f"Restored {Path('aside/net_quantized.onnx')}")
+    assert restored.splitlines()[-1].startswith(f"Restored {name}")
 
 
 def test_a_file_that_is_not_ours_is_overwritten_only_when_that_is_asked_for(shared: Project) -> None:
@@ -197,40 +174,33 @@ def test_data_relative_to_where_the_user_stands_and_a_recipe_elsewhere(shared: P
     shared.save("recipes/quant.yaml", {"quant": section, "optim": {"gelu_fusion": True}})
     shared.save("recipes/compile.yaml", {"compile": {"quant_config": section}})
     to = ("-m", "model.onnx", "-o", "recipe.onnx")
-    first = quantize(shared, *to, "-c", "recipes/quant.yaml").value
+    first = shared.told("quantize", *to, "-c", "recipes/quant.yaml")
     assert (first["steps"][0]["weight_type"], first["calibration"]["samples"]) == ("int8", 4)
-    assert quantize(shared, *to, "-c", "recipes/compile.yaml").ran == []
-    wins = quantize(shared, *to, "-c", "recipes/quant.yaml", "--calibration-data", "data.npz")
-    assert "calibrate" in wins.ran
-    assert wins.value["steps"][0]["weight_type"] == "int8"
+    assert ran(shared, "quantize", *to, "-c", "recipes/compile.yaml") == []
+    wins = shared.told("quantize", *to, "-c", "recipes/quant.yaml", "--calibration-data", "data.npz")
+    assert "calibrate" in with_status(wins, "ran", "id")
+    assert wins["steps"][0]["weight_type"] == "int8"
 
 
-def test_python_does_the_same(shared: Project) -> None:
-    quantize(shared, "-m", "model.onnx", "-p", "w8a8", "--calibration-data", "data.npz", "-o", "python.onnx")
-    said = shared.python("""
-from pathlib import Path
-from winml_dag import QuantizeResult, WinMLQuantizationConfig, quantize_onnx
-from winml_dag.errors import StageError, UsageError
-done = quantize_onnx("model.onnx", "python.onnx", precision="w8a8", calibration_data="data.npz")
-assert isinstance(done, QuantizeResult) and done.cached and done.output_path == Path("python.onnx"), done
-config = WinMLQuantizationConfig(calibration_data="data.npz", weight_type="uint8", activation_type="uint8")
-assert quantize_onnx("model.onnx", "python.onnx", config=config).cached
-assert quantize_onnx("model.onnx", "python.onnx", config=config.to_dict()).cached
-chain = quantize_onnx("model.onnx", "python.onnx", precision=["int4", "fp16"])
-assert [step.mode for step in chain.steps] == ["rtn", "fp16"]
-for arguments, error in (
-    ({"precision": ["int8", "int4"]}, UsageError),
-    ({"precision": "fp32"}, UsageError),
-    ({"config": {"nodes_to_exclude": ["nope"]}}, StageError),
-):
-    try:
-        quantize_onnx("model.onnx", "python.onnx", **arguments)
-    except error as caught:
-        print(caught)
-    else:
-        raise AssertionError(arguments)
-""")
-    assert "nothing can follow" in said
+def test_python_does_the_same(shared: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared.told("quantize", "-m", "model.onnx", "-p", "w8a8", "--calibration-data", "data.npz", "-o", "python.onnx")
+    monkeypatch.chdir(shared.folder)
+    for name, value in shared.environment().items():
+        monkeypatch.setenv(name, value)
+    done = quantize_onnx("model.onnx", "python.onnx", precision="w8a8", calibration_data="data.npz")
+    assert isinstance(done, QuantizeResult)
+    assert (done.cached, done.output_path) == (True, Path("python.onnx"))
+    config = WinMLQuantizationConfig(calibration_data="data.npz", weight_type="uint8", activation_type="uint8")
+    for same in (config, config.to_dict()):
+        assert quantize_onnx("model.onnx", "python.onnx", config=same).cached
+    chain = quantize_onnx("model.onnx", "python.onnx", precision=["int4", "fp16"])
+    assert [step.mode for step in chain.steps] == ["rtn", "fp16"]
+    with pytest.raises(UsageError, match="nothing can follow"):
+        quantize_onnx("model.onnx", "python.onnx", precision=["int8", "int4"])
+    with pytest.raises(UsageError, match="fp32"):
+        quantize_onnx("model.onnx", "python.onnx", precision="fp32")
+    with pytest.raises(StageError, match="nope"):
+        quantize_onnx("model.onnx", "python.onnx", config={"nodes_to_exclude": ["nope"]})
 
 
 # Of a build
@@ -238,7 +208,7 @@ for arguments, error in (
 
 @needs_qnn
 def test_a_section_of_compile_quantizes_as_that_of_the_recipe_does(shared: Project) -> None:
-    """Nothing runs again, every byte is the same."""
+    """Nothing runs again, every byte is the same, and samples default to ten."""
     in_compile = {"model": "model.onnx", "compile": {"execution_provider": "qnn", "quant_config": SECTION}}
     assert {"calibrate", "quantize", "compile", "validate"} <= {*shared.built(in_compile, "in-compile").ran}
     assert partitions(shared.folder / "in-compile" / "model.onnx") == 1
@@ -247,6 +217,8 @@ def test_a_section_of_compile_quantizes_as_that_of_the_recipe_does(shared: Proje
     models = shared.models("in-compile")
     assert {"quantized.onnx", "compiled.onnx", "model.onnx"} <= models.keys()
     assert shared.models("in-quant") == models
+    for out in ("in-quant", "in-compile"):
+        assert shared.stage("calibrate", out)["metrics"]["samples"] == 10
 
 
 @pytest.mark.parametrize("section", [{}, SECTION, {"weight_type": "int8", "node_overrides": {"a": {}}}])
@@ -267,15 +239,6 @@ def test_both_sections_at_once_are_a_value_error(tmp_path: Path) -> None:
         build_onnx_model(
             model, tmp_path / "both", config={"quant": quant, "compile": WinMLCompileConfig(quant_config=quant)}
         )
-
-
-def test_samples_default_to_ten_in_both_sections(shared: Project) -> None:
-    section = {"activation_type": "uint16", "seed": 3}
-    recipe = {"model": "model.onnx", "ep": "cpu", "validate": {"enabled": False}}
-    shared.built({**recipe, "quant": section}, "ten-in-quant")
-    shared.built({**recipe, "compile": {"execution_provider": "cpu", "quant_config": section}}, "ten-in-compile")
-    for out in ("ten-in-quant", "ten-in-compile"):
-        assert shared.stage("calibrate", out)["metrics"]["samples"] == 10
 
 
 def test_compile_without_a_quant_config_quantizes_nothing_and_says_so_to_who_asks_for_it(shared: Project) -> None:
@@ -319,14 +282,28 @@ def _input_scale(model: Path) -> float:
     return float(constants[first.input[1]])
 
 
-@pytest.mark.parametrize("precision", ["uint8", "int8", "fp16", "fp32"])
-@pytest.mark.parametrize("device", [pytest.param("qnn", marks=needs_qnn), "dml", "cpu"])
+@pytest.mark.parametrize(
+    ("device", "precision"),
+    [
+        pytest.param("qnn", "uint8", marks=needs_qnn),
+        pytest.param("qnn", "fp32", marks=needs_qnn),
+        ("dml", "int8"),
+        ("cpu", "fp16"),
+        ("vitisai", "int8"),
+    ],
+)
 def test_a_build_of_onnx_is_for_the_device_and_precision_that_are_named(
     shared: Project, device: str, precision: str
 ) -> None:
     """Models can be built for DirectML without it, so this works where it is not installed too."""
     out = f"{device}-{precision}"
-    shared.says("build", "--onnx", "model.onnx", "--device", device, "--precision", precision, "-o", f"{out}/")
+    named = ("build", "--onnx", "model.onnx", "--device", device, "--precision", precision, "-o", f"{out}/")
+    if device == "vitisai":
+        refused = shared.says(*named, code=2)
+        assert "VitisAIExecutionProvider is not installed here" in refused
+        assert "--no-compile" in refused
+        named += ("--no-compile",)
+    shared.says(*named)
     manifest, model = shared.manifest(out), shared.folder / out / "model.onnx"
     stages = {stage["name"]: stage for stage in manifest["stages"]}
     assert (manifest["source"], stages["export"]["status"]) == ("onnx", "skipped")
@@ -343,50 +320,13 @@ def test_a_build_of_onnx_is_for_the_device_and_precision_that_are_named(
         assert "DmlExecutionProvider is not installed here" in " ".join(manifest["notices"])
 
 
-def test_a_provider_that_is_missing_is_refused_with_what_else_to_do(shared: Project) -> None:
-    arguments = ("build", "--onnx", "model.onnx", "--device", "vitisai", "--precision", "int8", "-o", "vitisai")
-    refused = shared.says(*arguments, code=2)
-    assert "VitisAIExecutionProvider is not installed here" in refused
-    assert "--no-compile" in refused
-    shared.says(*arguments, "--no-compile")
-
-
-def test_the_result_of_a_build_from_python_has_what_quantization_did(shared: Project) -> None:
-    section = {**SECTION, "calibration_data": str(shared.folder / "data.npz")}
-    config = {"compile": {"execution_provider": "cpu", "quant_config": section}}
-    result = build_onnx_model(shared.folder / "model.onnx", shared.folder / "py", config=config, cache_dir=shared.cache)
-    done = result.quantization
-    assert done is not None
-    quantized = next(view.result for view in result.stages if view.stage == "quantize")
-    assert quantized is not None
-    assert quantized.record is not None
-    assert done.nodes_quantized == quantized.record.metrics["nodes_quantized"] > 0
-    assert done.calibration_time_seconds > 0
-    assert done.qdq_insertion_time_seconds > 0
-
-
-def test_a_build_of_onnx_exports_nothing_and_leaves_out_on_request_what_the_model_has_behind_it(
-    shared: Project,
-) -> None:
-    asked = ("build", "--onnx", "model.onnx", "--device", "cpu", "--precision", "fp32", "--no-validate")
-    for options, skipped in (((), set()), (AS_GIVEN, {"optimize", "analyze"})):
-        out = f"skip-{len(options)}"
-        shared.says(*asked, *options, "-o", out)
-        stages = {stage["name"]: stage["status"] for stage in shared.manifest(out)["stages"]}
-        assert {name for name in ("export", "optimize", "analyze") if stages[name] == "skipped"} == {"export", *skipped}
-
-
 # Sizes that make models of each architecture within a second.
 _LAYERS = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
-_TEXT = {"vocab_size": 100, "max_position_embeddings": 40}
 
 
 @pytest.mark.parametrize(
     ("model_type", "task", "config"),
     [
-        ("roberta", "text-classification", {**_LAYERS, **_TEXT, "type_vocab_size": 1}),
-        ("distilbert", "text-classification", {**_TEXT, "dim": 32, "n_layers": 1, "n_heads": 2, "hidden_dim": 64}),
-        ("gpt2", "feature-extraction", {"vocab_size": 100, "n_positions": 40, "n_embd": 32, "n_layer": 1, "n_head": 2}),
         ("vit", "image-classification", {**_LAYERS, "image_size": 32, "patch_size": 8}),
         (
             "convnext",
@@ -399,7 +339,6 @@ def test_an_architecture_is_exported_quantized_and_runs(
     shared: Project, model_type: str, task: str, config: dict[str, Any]
 ) -> None:
     """test_sweep_shipped.py has BERT and ResNet."""
-    pytest.importorskip("transformers")
     loader = {"task": task, "model_type": model_type, "random_weights": {"config": config}}
     # A session of the test replaces validate, which the other tests cover.
     recipe = {"loader": loader, "precision": "w8a16", "quant": {"samples": 2}, "validate": {"enabled": False}}

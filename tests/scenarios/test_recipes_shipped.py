@@ -8,11 +8,8 @@ from pathlib import Path
 import pytest
 
 from winml_dag.cli import run
-from winml_dag.pipeline.plan_cache import plan_request
-from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.recipe.load import Shipped, shipped_path, shipped_recipes
 from winml_dag.stages.export.architectures import composite_of
-from winml_dag.store.store import Store
 
 # The common uses of winml-cli's configurations.
 USED = {
@@ -60,16 +57,15 @@ def test_every_architecture_has_a_recipe_for_every_task_that_it_is_used_for() ->
     assert {(model_type, task) for model_type, tasks in USED.items() for task in tasks} - has == set()
 
 
-@pytest.mark.parametrize("shipped", SHIPPED, ids=lambda shipped: shipped.name)
-def test_a_recipe_says_what_it_is_and_leaves_the_target_open(shipped: Shipped, tmp_path: Path) -> None:
-    assert shipped.summary
-    assert shipped.recipe.model
-    assert shipped.recipe.export is not None
-    assert shipped.recipe.export.input_tensors or shipped.recipe.export.shape_config
-    store = Store(tmp_path / "cache")
-    asked = Overrides(ep="qnn", precision="w8a16", compile=True, random_weights=True)
-    planned = plan_request(Request(shipped.path, asked), store, download=False, needs_folder=False)
-    assert {"export", "calibrate", "quantize", "compile"} <= {node.stage.name for node in planned.graph.nodes}
+def test_a_recipe_says_what_it_is_and_leaves_the_target_open() -> None:
+    """tests/golden plans each of them for several targets."""
+    for shipped in SHIPPED:
+        export = shipped.recipe.export
+        assert shipped.summary
+        assert shipped.recipe.model
+        assert export is not None
+        assert export.input_tensors or export.shape_config, shipped.name
+        assert shipped.recipe.ep is None
 
 
 def test_a_recipe_is_built_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

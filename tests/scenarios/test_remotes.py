@@ -1,6 +1,6 @@
 """Edit, build, and which stages ran: on separate machines with remotes, as in a team, its CI and pull requests.
 
-Machines are caches; the server is a real one, on this machine.
+Machines are caches; the remote is a folder, or a real server on this machine.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,15 @@ import pytest
 import yaml
 from oneprocess import OneProcess
 from onnx_samples import perceptron, samples
-from scenario import Project
+from scenario import Project, Result, needs_qnn
 from servers.faulty import FaultyServer
 
 from winml_dag import optimize_onnx
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.buildresult import CommandResult
 
-RECIPE = {"model": "model.onnx", "precision": "fp32", "quant": {"calibration_data": "data.npz", "samples": 8}}
+QUANT = {"calibration_data": "data.npz", "samples": 8}
+RECIPE = {"model": "model.onnx", "precision": "fp32", "quant": QUANT}
 KEYS = {name: f"{name}:{letter * 43}=" for name, letter in (("main", "A"), ("pull", "B"))}
 PULL_REQUEST = {
     "GITHUB_ACTIONS": "true",
@@ -37,45 +39,58 @@ MAIN = {
 }
 
 
-class Machine(Project):
-    """A machine with its own cache and environment, and a common recipe."""
+STAGES = ["optimize", "analyze", "calibrate", "quantize", "compile", "validate", "finalize"]
 
-    def __init__(self, folder: Path, commands: OneProcess | None, name: str, variables: dict[str, str]) -> None:
+
+class Machine(Project):
+    """A machine with its own cache, environment and output folder, and common recipes."""
+
+    def __init__(self, folder: Path, commands: OneProcess, name: str, variables: dict[str, str]) -> None:
         super().__init__(folder, commands)
         self.cache = folder / f"cache-{name}"
-        self.name = name
+        self.out_name = f"out-{name}"
         self._variables = variables
 
     def environment(self) -> dict[str, str]:
         return {**super().environment(), "WINML_DAG_REMOTE_KEYS": KEYS["main"], **self._variables}
 
-    def ran(self, *arguments: str) -> list[str]:
-        """Build here and return the stages that ran."""
-        result = self.build(*arguments, out=f"out-{self.name}")
+    def made(self, *arguments: str) -> Result:
+        """Build here."""
+        result = self.build(*arguments, out=self.out_name)
         assert result.code == 0, result.messages
-        self.messages = result.messages
-        self.traffic: dict[str, int] = result.value.get("remote", {})
-        return result.ran
+        return result
 
-    def model(self) -> bytes:
-        return (self.folder / f"out-{self.name}" / "model.onnx").read_bytes()
+    def ran(self, *arguments: str) -> list[str]:
+        return self.made(*arguments).ran
 
+    def files(self) -> dict[str, bytes]:
+        """Return the outputs, without times."""
+        found = self.contents(self.out_name)
+        found.pop("build_manifest.json")
+        return found
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("files")
-    perceptron(folder / "model.onnx")
-    samples(folder / "data.npz")
-    return folder
+    def blobs(self) -> set[str]:
+        folder = self.cache / "blobs" / "sha256"
+        return {path.parent.name + path.name for path in folder.rglob("*") if path.is_file()}
+
+    def digests_of(self, stage: str) -> set[str]:
+        slots = self.stage(stage, self.out_name)["outputs"].values()
+        return {file["digest"].removeprefix("sha256:") for slot in slots for file in slot["files"]}
 
 
 class Team:
-    def __init__(self, folder: Path, commands: OneProcess | None) -> None:
+    def __init__(self, folder: Path, commands: OneProcess) -> None:
         self.folder = folder
-        self._commands = commands
+        self.remote = folder / "remote"
+        self.commands = commands
 
     def machine(self, name: str, **variables: str) -> Machine:
-        return Machine(self.folder, self._commands, name, variables)
+        return Machine(self.folder, self.commands, name, variables)
+
+    def sharing(self, name: str) -> Machine:
+        """Return a machine that shares unsigned records in a folder."""
+        unsigned = {"WINML_DAG_REMOTE_KEYS": "", "WINML_DAG_REMOTE_ACCEPT_UNSIGNED": "1"}
+        return self.machine(name, WINML_DAG_REMOTE=self.remote.as_uri(), WINML_DAG_REMOTE_MODE="read-write", **unsigned)
 
     def configure(self, *levels: dict[str, Any]) -> None:
         """Write the project's configuration."""
@@ -90,13 +105,94 @@ class Team:
         (self.folder / "recipe.yaml").write_text(yaml.safe_dump({**RECIPE, **changes}))
 
 
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess) -> Team:
+    """A model, data, a recipe for QNN, and a remote that one machine has filled."""
+    team = Team(tmp_path_factory.mktemp("team"), commands)
+    perceptron(team.folder / "model.onnx")
+    samples(team.folder / "data.npz")
+    if find_spec("onnxruntime_qnn") is not None:
+        team.edit(ep="qnn", precision="w8a8")
+        assert team.sharing("first").ran() == STAGES
+    return team
+
+
+def copy_of(filled: Team, folder: Path) -> Team:
+    shutil.copytree(filled.folder, folder)
+    return Team(folder, filled.commands)
+
+
 @pytest.fixture
-def team(files: Path, tmp_path: Path, commands: OneProcess | None) -> Team:
+def team(filled: Team, tmp_path: Path) -> Team:
+    """A recipe for the CPU, which nobody has built."""
     folder = tmp_path / "team"
-    shutil.copytree(files, folder)
-    team = Team(folder, commands)
+    folder.mkdir()
+    for name in ("model.onnx", "data.npz"):
+        shutil.copy(filled.folder / name, folder)
+    team = Team(folder, filled.commands)
     team.edit()
     return team
+
+
+@needs_qnn
+def test_a_second_machine_runs_nothing_and_gets_what_it_asked_for_and_no_more(filled: Team, tmp_path: Path) -> None:
+    team = copy_of(filled, tmp_path / "team")
+    first, second = team.sharing("first"), team.sharing("second")
+    plan = second.plan(out=second.out_name)
+    assert plan.ran == []
+    assert plan.reason("compile").startswith("found in the remote, made ")
+    assert "winml_dag" in plan.reason("compile")
+    assert second.blobs() == set()
+    # Records without their blobs are no damage.
+    for machine in (second, team.machine("second", WINML_DAG_REMOTE="")):
+        checked = machine.says("cache", "verify", "--repair")
+        assert "0 records lack a blob" in checked
+        assert "come from a remote when needed" in checked
+    records = second.told("cache", "list")["records"]
+    shown = second.says("cache", "show", next(entry["key"] for entry in records if entry["stage"] == "compile"))
+    assert "compiled_qnn.bin" in shown
+    assert "in a remote, not here" in shown
+    assert "MISSING" not in shown
+
+    result = second.made()
+    assert result.ran == []
+    assert " by winml_dag" in result.reason("compile")
+    first.made()
+    assert second.files() == first.files()
+    assert {"model.onnx", "model_qnn.bin"} <= second.files().keys()
+    assert second.blobs() < first.blobs()
+    assert second.digests_of("finalize") <= second.blobs()
+    assert not second.digests_of("calibrate") & second.blobs()
+    second.says("cache", "gc", "--older-than", "0d")
+    assert "records        0" in second.says("cache", "info")
+
+
+@needs_qnn
+def test_blobs_that_a_remote_has_lost_are_made_anew_and_nothing_is_lost(filled: Team, tmp_path: Path) -> None:
+    team = copy_of(filled, tmp_path / "team")
+    first, second = team.sharing("first"), team.sharing("second")
+    assert second.plan(out=second.out_name).ran == []
+    shutil.rmtree(team.remote)
+    result = second.made()
+    assert result.ran == STAGES
+    assert result.reason("finalize").startswith("missing or damaged in the cache, and in no remote")
+    first.made()
+    assert second.files() == first.files()
+    assert second.ran() == []
+    assert team.machine("second", WINML_DAG_REMOTE="").ran() == []
+
+
+@needs_qnn
+def test_what_ended_well_is_shared_when_a_build_fails(filled: Team, tmp_path: Path) -> None:
+    team = copy_of(filled, tmp_path / "team")
+    second = team.sharing("second")
+    team.edit(ep="qnn", precision="w8a8", quant={**QUANT, "symmetric": True}, validate={"min_cosine": 1})
+    failed = second.build(out=second.out_name)
+    assert failed.with_status("reused") == ["optimize", "analyze", "calibrate"]
+    assert failed.with_status("failed") == ["validate"]
+    assert team.sharing("first").digests_of("optimize") <= second.blobs(), "it has fetched what it has read"
+    planned = team.sharing("third").plan(out="out-third")
+    assert {*STAGES} - {*planned.ran} == {"optimize", "analyze", "calibrate", "quantize", "compile"}
 
 
 @pytest.mark.slow
@@ -106,7 +202,7 @@ def test_who_reads_runs_what_nobody_has_run_and_keeps_it_to_itself(team: Team, s
     second, third = team.machine("second"), team.machine("third")
     assert first.ran() == ["optimize", "analyze", "validate", "finalize"]
     assert second.ran() == []
-    assert second.model() == first.model()
+    assert second.files() == first.files()
     team.edit(precision="w8a8")
     quantized = ["analyze", "calibrate", "quantize", "validate", "finalize"]
     put = server.count("PUT")
@@ -148,12 +244,15 @@ def test_what_is_built_with_and_without_a_remote_stands_side_by_side(team: Team,
     with_remote = ("--remote", server.url, "--remote-mode", "read-write")
     command = ("build", "-c", "recipe.yaml", "-o", "out-both")
     assert len(machine.ran()) == 4
-    assert len(machine.ran(*with_remote)) == 4
-    assert "which begins empty" in machine.messages
+    before = machine.files()
+    first = machine.made(*with_remote)
+    assert len(first.ran) == 4
+    assert f"with a remote the cache is {machine.cache / 'sha256'}, which begins empty" in first.messages
+    assert machine.files() == before
     # Each time the manifest is written with the other digests; after that both are recognized by their stamps.
     for arguments in (command, (*command, *with_remote)):
-        machine.run(*arguments)
-        assert "Up to date" in machine.run(*arguments).stdout
+        machine.says(*arguments)
+        assert "Up to date" in machine.says(*arguments)
 
 
 def test_a_pull_request_reads_what_main_has_made_and_writes_nothing_that_others_read(
@@ -164,8 +263,8 @@ def test_a_pull_request_reads_what_main_has_made_and_writes_nothing_that_others_
     before = {path for path in server.content if path.startswith("/main/")}
     team.edit(precision="w8a8")
     both = {"WINML_DAG_REMOTE_KEYS": f"{KEYS['pull']},{KEYS['main']}"}
-    pull = team.machine("pull", **PULL_REQUEST, **both)
-    assert "optimize" not in pull.ran()
+    pull = team.machine("pull", **PULL_REQUEST, **both).made()
+    assert "optimize" not in pull.ran
     assert "pull request 12: what it makes is put into the namespace pull/12 only" in pull.messages
     assert {path for path in server.content if path.startswith("/main/")} == before
     # Its next run, on a fresh machine, has its own results; main does not.
@@ -181,24 +280,25 @@ def test_what_a_far_level_had_is_in_the_near_one_afterwards(team: Team, server: 
     assert team.machine("first").ran() == []
     asked = server.count("GET")
     second = team.machine("second")
-    assert second.ran() == []
+    result = second.made()
+    assert result.ran == []
     # Only records of intermediates came near: the far tier is asked whether it still has their blobs.
     assert server.count("GET") == asked
-    assert second.traffic["records_found"] == 4
-    assert second.model() == team.machine("company").model()
+    assert result.value["remote"]["records_found"] == 4
+    assert second.files() == team.machine("company").files()
 
 
 def test_a_sweep_shares_as_a_build_does(team: Team, server: FaultyServer) -> None:
     sweep = {"base": "recipe.yaml", "matrix": {"precision": ["fp32", "fp16"]}}
     (team.folder / "sweep.yaml").write_text(yaml.safe_dump(sweep))
-    command = ("build", "-c", "sweep.yaml", "--format", "json", "--remote", server.url)
-    first = json.loads(team.machine("first").run(*command, "-o", "one", "--remote-mode", "read-write").stdout)
+    command = ("build", "-c", "sweep.yaml", "--remote", server.url)
+    first = team.machine("first").told(*command, "-o", "one", "--remote-mode", "read-write")
     assert first["remote"]["records_put"] == first["graph"]["by_status"]["ran"]
-    second = json.loads(team.machine("second").run(*command, "-o", "two").stdout)
+    second = team.machine("second").told(*command, "-o", "two")
     assert "ran" not in second["graph"]["by_status"]
     assert second["remote"]["records_found"] == first["remote"]["records_put"]
-    planned = team.machine("third").run("plan", "-c", "sweep.yaml", "-o", "three", "--remote", server.url)
-    assert "8 cached, nothing to do" in planned.stdout
+    planned = team.machine("third").says("plan", "-c", "sweep.yaml", "-o", "three", "--remote", server.url)
+    assert "8 cached, nothing to do" in planned
 
 
 def test_python_shares_as_the_command_line_does(
@@ -235,6 +335,5 @@ def test_a_folder_that_only_its_user_can_write_needs_no_key_from_them(team: Team
     other = {**variables, "WINML_DAG_CONFIG": str(team.folder / "other" / "config.toml")}
     assert len(team.machine("three", **other).ran()) == 4
     shared.chmod(0o775)
-    refused = team.machine("four", **variables).run("build", "-c", "recipe.yaml", "-o", "out-four")
-    assert refused.returncode == 2
-    assert "There is no key to check the records of" in refused.stderr
+    refused = team.machine("four", **variables).says("build", "-c", "recipe.yaml", "-o", "out-four", code=2)
+    assert "There is no key to check the records of" in refused

@@ -146,6 +146,7 @@ def test_options_of_a_compilation_are_fields_of_compile() -> None:
 def test_results_lie_beside_the_model_or_where_the_user_says() -> None:
     model = ("-m", "in/m.onnx")
     assert asked("optimize", *model).output_file == Path("in/m_opt.onnx")
+    assert asked("optimize", *model, "-o", "results").output_file == Path("results/m_opt.onnx")
     assert asked("calibrate", *model).output_file == Path("in/m_ranges.json")
     assert asked("quantize", *model).output_file == Path("in/m_quantized.onnx")
     assert asked("compile", *model).output_file == Path("in/m_compiled.onnx")

@@ -62,34 +62,26 @@ def make_stages_new(folder: Path) -> None:
         (folder / name).unlink()
 
 
-def test_a_build_says_what_went_between_here_and_the_remote(folder: Path, says, tells) -> None:
+def test_a_build_and_its_cache_say_what_went_between_here_and_the_remote(folder: Path, says, tells) -> None:
+    moved = "2 records, 2 blobs (39.5 KiB)"
     said = says(*build("a", "--remote", shared(folder), "--remote-mode", "read-write"))
-    assert "remote: 2 records, 2 blobs (39.5 KiB) put\n" in said
+    assert f"remote: {moved} put\n" in said
+    assert moved in says("cache", "info", "--cache-dir", "a")
     make_stages_new(folder)
     said = says(*build("b", "--remote", shared(folder)))
-    assert "remote: 2 records, 2 blobs (39.5 KiB) fetched\n" in said
+    assert f"remote: {moved} fetched\n" in said
     assert "found in the remote, made" in said
     assert (folder / "more.txt").read_text() == "seed" * 10_000
-    make_stages_new(folder)
-    told = tells(*build("c", "--remote", shared(folder)))
-    assert told["remote"]["records_found"] == 2
-    assert told["remote"]["blobs_fetched"] == 2
-    assert "remote: " not in says(*build("d", "-q", "--remote", shared(folder)))
-    assert "remote" not in tells(*build("e"))
-
-
-def test_the_cache_counts_what_went(folder: Path, says, tells) -> None:
-    says(*build("a", "--remote", shared(folder), "--remote-mode", "read-write"))
-    make_stages_new(folder)
-    says(*build("b", "--remote", shared(folder)))
     assert tells("cache", "info", "--cache-dir", "b")["remote"]["bytes_fetched"] == 40_400
     said = says("cache", "info", "--cache-dir", "b")
-    assert "requests; 2 of 2 records found" in said
-    assert "fetched      2 records, 2 blobs (39.5 KiB)" in said
-    assert "uploaded     0 records, 0 blobs (0 B)" in said
-    assert "2 records, 2 blobs (39.5 KiB)" in says("cache", "info", "--cache-dir", "a")
-    says(*build("c"))
-    assert "remote" not in says("cache", "info", "--cache-dir", "c")
+    for line in ("requests; 2 of 2 records found", f"fetched      {moved}", "uploaded     0 records, 0 blobs (0 B)"):
+        assert line in said
+    make_stages_new(folder)
+    told = tells(*build("c", "--remote", shared(folder)))["remote"]
+    assert (told["records_found"], told["blobs_fetched"]) == (2, 2)
+    assert "remote: " not in says(*build("d", "-q", "--remote", shared(folder)))
+    assert "remote" not in tells(*build("e"))
+    assert "remote" not in says("cache", "info", "--cache-dir", "e")
 
 
 @pytest.mark.parametrize("trouble", ["nothing listens", "it never answers"])
@@ -133,19 +125,15 @@ def test_what_cannot_be_meant_is_refused_before_anything_runs(
 
 
 @pytest.mark.parametrize("address", ["https://me:sesame@cache", "ftp://me:sesame@cache", "http://me:sesame@[::1"])
-@pytest.mark.parametrize("keys", ["", f"team:{SECRET}"])
-@pytest.mark.parametrize("command", [("plan", "-c", "recipe.yaml"), ("cache", "remote", "check")])
-def test_no_error_shows_a_password(
-    address: str,
-    keys: str,
-    command: tuple[str, ...],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch,
-) -> None:
-    monkeypatch.setattr(http, "ATTEMPT_SECONDS", 0.1)
-    monkeypatch.setattr(transfer, "ATTEMPT_SECONDS", 0.1)
+@pytest.mark.parametrize(
+    ("command", "keys"),
+    [("plan -c recipe.yaml", f"team:{SECRET}"), ("plan -c recipe.yaml", ""), ("cache remote check", f"team:{SECRET}")],
+)
+@pytest.mark.usefixtures("impatient")
+def test_no_error_shows_a_password(address: str, keys: str, command: str, capsys, monkeypatch) -> None:
     monkeypatch.setenv("WINML_DAG_REMOTE_KEYS", keys)
-    run([*command, "--remote", address.replace("cache", CLOSED.partition("//")[2]), "--format", "json"])
+    url = address.replace("cache", CLOSED.partition("//")[2])
+    run([*command.split(), "--remote", url, "--format", "json"])
     said = capsys.readouterr()
     assert json.loads(said.out)
     assert "sesame" not in said.out + said.err
@@ -160,26 +148,20 @@ def test_an_extra_that_is_not_installed_is_named(says, monkeypatch) -> None:
 class TestPushAndPull:
     def test_what_was_kept_here_can_be_given_to_others(self, folder: Path, says, tells) -> None:
         says(*build("a", "--remote", shared(folder)))
-        writable = ["--remote", shared(folder), "--remote-mode", "read-write"]
-        assert "Give --remote-mode read-write" in says(
-            "cache", "push", "--all", "--cache-dir", "a", "--remote", shared(folder), code=2
-        )
-        pushed = tells("cache", "push", "--all", "--cache-dir", "a", *writable)
-        assert (pushed["records"], pushed["remote"]["records_put"], pushed["remote"]["blobs_put"]) == (2, 2, 2)
-        again = says("cache", "push", "--all", "--cache-dir", "a", *writable)
+        push = ("cache", "push", "--cache-dir", "a", "--remote", shared(folder))
+        assert "Give --remote-mode read-write" in says(*push, "--all", code=2)
+        push += ("--remote-mode", "read-write")
+        records = tells("cache", "list", "--cache-dir", "a")["records"]
+        [key] = [each["key"] for each in records if each["bytes"] == 40_000]
+        assert "1 record offered." in says(*push, key[:12])
+        assert len(list((folder / "shared" / "ac").iterdir())) == 1
+        pushed = tells(*push, "--all")
+        assert (pushed["records"], pushed["remote"]["records_put"], pushed["remote"]["blobs_put"]) == (2, 1, 1)
+        again = says(*push, "--all")
         assert "2 already existed" in again
         assert "remote: " not in again
         make_stages_new(folder)
         assert "(0 stages run)" in says(*build("b", "--remote", shared(folder)))
-
-    def test_one_record_may_be_chosen_by_its_key(self, folder: Path, says, tells) -> None:
-        says(*build("a", "--remote", shared(folder)))
-        [key] = [
-            each["key"] for each in tells("cache", "list", "--cache-dir", "a")["records"] if each["bytes"] == 40_000
-        ]
-        writable = ["--cache-dir", "a", "--remote", shared(folder), "--remote-mode", "read-write"]
-        assert "1 record offered." in says("cache", "push", key[:12], *writable)
-        assert len(list((folder / "shared" / "ac").iterdir())) == 1
 
     def test_a_recipe_says_what_is_pushed_and_pulled(self, folder: Path, says, tells) -> None:
         says(*build("a", "--remote", shared(folder)))
@@ -203,15 +185,13 @@ class TestPushAndPull:
         says(*build("b", "--remote", shared(folder)))
         other = ["--remote", (folder / "other").as_uri(), "--remote-mode", "read-write", "--cache-dir", "b"]
         assert tells("cache", "push", "--all", *other)["remote"]["records_put"] == 2
-        make_stages_new(folder)
-        assert "(0 stages run)" in says(*build("c", "--remote", (folder / "other").as_uri()))
 
     @pytest.mark.usefixtures("impatient")
     def test_what_could_not_be_had_ends_with_1(self, says, tells) -> None:
-        url = CLOSED
-        pulled = tells("cache", "pull", "-c", "recipe.yaml", "--cache-dir", "a", "--remote", url, code=1)
+        pull = ("cache", "pull", "-c", "recipe.yaml", "--cache-dir", "a", "--remote", CLOSED)
+        pulled = tells(*pull, code=1)
         assert (pulled["records"], pulled["to_run"]) == (0, 2)
-        assert "ignored" in says("cache", "pull", "-c", "recipe.yaml", "--cache-dir", "a", "--remote", url, code=1)
+        assert "ignored" in says(*pull, code=1)
 
     @pytest.mark.parametrize("fault", [Fault.FORBIDDEN, Fault.FULL])
     def test_what_could_not_be_put_ends_with_1(self, fault: Fault, server, says, tells) -> None:
@@ -253,9 +233,16 @@ def test_a_cache_that_was_used_alone_is_left_as_it_is_and_another_begun_in_it(
     assert f"cache folder   {folder / 'a' / 'sha256'}" in says("cache", "info", "--cache-dir", "a")
 
 
+CHECK = ("cache", "remote", "check", "--remote")
+
+
 class TestCheck:
     def test_all_is_well(self, server, says) -> None:
-        said = says("cache", "remote", "check", "--remote", server.url, "--remote-mode", "read-write")
+        says(*CHECK, server.url.replace("//", "//me:secret@"))
+        assert server.count("PUT") == 0, "only what may be written gets a probe"
+        assert "\n  off\n" in says(*CHECK, server.url, "--remote-mode", "off")
+        said = says(*CHECK, server.url.replace("//", "//me:secret@"), "--remote-mode", "read-write")
+        assert "secret" not in said
         assert f"{server.url} (read-write)" in said
         for line in (
             "ok     keys: trusts team, signs with team",
@@ -267,12 +254,7 @@ class TestCheck:
         ):
             assert line in said
         # Again, now that a probe exists.
-        says("cache", "remote", "check", "--remote", server.url, "--remote-mode", "read-write")
-
-    def test_only_what_may_be_written_gets_a_probe(self, server, says) -> None:
-        says("cache", "remote", "check", "--remote", server.url)
-        assert server.count("PUT") == 0
-        assert "\n  off\n" in says("cache", "remote", "check", "--remote", server.url, "--remote-mode", "off")
+        says(*CHECK, server.url, "--remote-mode", "read-write")
 
     @pytest.mark.parametrize(
         ("fault", "method", "below", "what", "told"),
@@ -288,30 +270,20 @@ class TestCheck:
         self, fault: Fault, method: str, below: str, what: str, told: str, server, says
     ) -> None:
         server.switch_on(fault, method=method, below=below)
-        said = says("cache", "remote", "check", "--remote", server.url, "--remote-mode", "read-write", code=1)
+        said = says(*CHECK, server.url, "--remote-mode", "read-write", code=1)
         assert f"FAILS  {what}: " in said
         assert told in said
 
-    def test_a_closed_port_and_no_keys(self, tells, monkeypatch) -> None:
-        monkeypatch.setenv("WINML_DAG_REMOTE_KEYS", "")
-        url = CLOSED
-        told = tells("cache", "remote", "check", "--remote", url, code=1)
-        assert not told["is_well"]
-        assert [(each["what"], each["is_well"]) for each in told["remotes"][0]["findings"]] == [
-            ("keys", False),
-            ("reach", False),
-        ]
-        assert all(each["advice"] for each in told["remotes"][0]["findings"])
-
-    def test_a_folder_that_is_not_there(self, folder: Path, says) -> None:
-        """Reads find nothing, as in an empty remote: only this check reveals the typo."""
-        said = says("cache", "remote", "check", "--remote", shared(folder), code=1)
+    def test_a_remote_that_is_not_there(self, folder: Path, says, tells, monkeypatch) -> None:
+        """Reads of a folder that does not exist find nothing, as in an empty remote: only this reveals the typo."""
+        said = says(*CHECK, shared(folder), code=1)
         assert f"FAILS  reach: there is no folder {folder / 'shared'}. Look at the address" in said
-
-    def test_a_password_in_an_address_is_not_shown(self, server, says) -> None:
-        assert "secret" not in says("cache", "remote", "check", "--remote", server.url.replace("//", "//me:secret@"))
-
-    def test_nothing_to_check_is_an_error(self, says) -> None:
+        monkeypatch.setenv("WINML_DAG_REMOTE_KEYS", "")
+        told = tells(*CHECK, CLOSED, code=1)
+        assert not told["is_well"]
+        findings = told["remotes"][0]["findings"]
+        assert [(each["what"], each["is_well"]) for each in findings] == [("keys", False), ("reach", False)]
+        assert all(each["advice"] for each in findings)
         assert "There is no remote to check." in says("cache", "remote", "check", code=2)
 
 
@@ -322,19 +294,15 @@ def test_no_command_that_is_written_down_has_a_password(folder: Path, says) -> N
     assert "secret" not in said
 
 
-class TestKey:
-    def test_a_key_can_be_signed_with_at_once(self, folder: Path, says, monkeypatch) -> None:
-        monkeypatch.delenv("WINML_DAG_REMOTE_KEYS")
-        says("cache", "remote", "key", "main-2026", "-o", "keys")
-        monkeypatch.setenv("WINML_DAG_REMOTE_KEYS_FILE", "keys")
-        said = says("cache", "remote", "check", "--remote", shared(folder), "--remote-mode", "read-write")
-        assert "signs with main-2026" in said
-        assert "already exists" in says("cache", "remote", "key", "other", "-o", "keys", code=2)
-
-    def test_a_key_without_a_file_is_the_only_thing_on_stdout(self, tells) -> None:
-        first, second = (tells("cache", "remote", "key", "main")["key"] for _ in range(2))
-        assert first.startswith("main:")
-        assert first != second
+def test_a_key_can_be_signed_with_at_once(folder: Path, says, tells, monkeypatch) -> None:
+    monkeypatch.delenv("WINML_DAG_REMOTE_KEYS")
+    says("cache", "remote", "key", "main-2026", "-o", "keys")
+    monkeypatch.setenv("WINML_DAG_REMOTE_KEYS_FILE", "keys")
+    assert "signs with main-2026" in says(*CHECK, shared(folder), "--remote-mode", "read-write")
+    assert "already exists" in says("cache", "remote", "key", "other", "-o", "keys", code=2)
+    first, second = (tells("cache", "remote", "key", "main")["key"] for _ in range(2))
+    assert first.startswith("main:")
+    assert first != second
 
 
 def test_how_far_transfers_are_is_told_now_and_then() -> None:
@@ -350,14 +318,9 @@ def test_how_far_transfers_are_is_told_now_and_then() -> None:
         transfers.waits(gone << 20, 10 << 20)
         now[0] += 1
     assert said == ["remote: 4.0 MiB of 10.0 MiB put"]
-
-
-def test_nothing_is_told_of_transfers_that_are_over_at_once() -> None:
-    said: list[str] = []
-    now = [0.0]
-    transfers = Transfers(said.append, lambda: now[0])
-    for minute in range(5):
+    said.clear()
+    for minute in range(1, 6):
         now[0] = 60 * minute
         transfers.received(1 << 20)
         transfers.received(1 << 20)
-    assert not said
+    assert not said, "transfers that are over at once"
