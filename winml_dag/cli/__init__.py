@@ -75,6 +75,7 @@ class _Document:
     command: list[str] = field(default_factory=list)
     fields: dict[str, object] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    is_wanted: bool = False
 
 
 _document = _Document()
@@ -85,9 +86,20 @@ def set_result(value: Mapping[str, object]) -> None:
     _document.fields.update(value)
 
 
-def show(value: Mapping[str, object], lines: Iterable[str], *, as_json: bool) -> None:
+def set_format(_context: click.Context, _option: click.Parameter, value: str) -> str:
+    """Note what ``--format`` asks for."""
+    _document.is_wanted = value == "json"
+    return value
+
+
+def as_json() -> bool:
+    """Return whether the command ends with a JSON object."""
+    return _document.is_wanted
+
+
+def show(value: Mapping[str, object], lines: Iterable[str]) -> None:
     """Print the result of a command: *value* as the fields of its JSON object, or *lines* for people."""
-    if as_json:
+    if as_json():
         set_result(value)
     else:
         for line in lines:

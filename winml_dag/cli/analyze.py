@@ -121,7 +121,7 @@ def _analyze(built: BuiltModel, request: AnalysisRequest, options: Mapping[str, 
         )
     saved = _save_nodes(plan, done, found, store, options)
     value = analysis_json(plan, done, found, result, put, saved)
-    show(value, analysis_lines(plan, done, found, put, saved, quiet=how.quiet), as_json=how.as_json)
+    show(value, analysis_lines(plan, done, found, put, saved, quiet=how.quiet))
     return 0 if all(each.is_fine(lint_only=request.lint_only) for each in found) else _NOT_SUPPORTED
 
 

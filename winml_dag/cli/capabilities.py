@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.cli import echo, few, set_result, show
+from winml_dag.cli import few, show
 from winml_dag.errors import UsageError
 from winml_dag.pipeline.request import Request
 from winml_dag.recipe.capabilities import CATALOG
@@ -51,7 +51,7 @@ def capabilities_of(options: Mapping[str, Any]) -> dict[str, JsonValue]:
     return found
 
 
-def print_catalog(format_: str, *, rewrites_only: bool = False) -> int:
+def print_catalog(*, rewrites_only: bool) -> int:
     from winml_dag.recipe.capabilities import REWRITER
 
     entries = {name: entry for name, entry in CATALOG.items() if not rewrites_only or entry.by == REWRITER}
@@ -61,7 +61,7 @@ def print_catalog(format_: str, *, rewrites_only: bool = False) -> int:
         lines.append(f"{name}  [{entry.same_as or ', '.join(said)}]")
         lines.append(textwrap.fill(_long(entry), 100, initial_indent="  ", subsequent_indent="  "))
     value = {"capabilities": [_capability_json(name, entry) for name, entry in entries.items()]}
-    show(value, lines, as_json=format_ == "json")
+    show(value, lines)
     return 0
 
 
@@ -90,30 +90,24 @@ def _long(entry: Capability) -> str:
     return " ".join(said)
 
 
-def print_changes(request: Request, names: tuple[str, ...], format_: str, *, whole: bool) -> int:
+def print_changes(request: Request, names: tuple[str, ...], *, whole: bool) -> int:
     """Print the changes. Raises the same errors as the functions of ``winml_dag.pipeline.onestage``."""
     from winml_dag.pipeline.onestage import changes_by, target_of
 
     model, target = request.overrides.onnx, target_of(request, names)
     assert model is not None
-    found = (change for change in changes_by(names, model.absolute(), target) if change.places or change.left or names)
-    if format_ == "json":
-        listed: list[JsonValue] = [_change_json(change) for change in found]
-        set_result(
-            {
-                "success": True,
-                "model": str(model),
-                "standard_domain_only": target.standard_domain_only,
-                "capabilities": listed,
-            }
-        )
-        return 0
-    count = 0
-    for change in found:
-        count += bool(change.places) and not change.on
-        for line in _change_lines(change, sys.maxsize if whole else _SHOWN):
-            echo(line)
-    echo(f"{count} capabilit{'y' if count == 1 else 'ies'} would change the model; nothing was written.")
+    changes = changes_by(names, model.absolute(), target)
+    found = [change for change in changes if change.places or change.left or names]
+    value = {
+        "success": True,
+        "model": str(model),
+        "standard_domain_only": target.standard_domain_only,
+        "capabilities": [_change_json(change) for change in found],
+    }
+    lines = [line for change in found for line in _change_lines(change, sys.maxsize if whole else _SHOWN)]
+    count = sum(bool(change.places) and not change.on for change in found)
+    lines.append(f"{count} capabilit{'y' if count == 1 else 'ies'} would change the model; nothing was written.")
+    show(value, lines)
     return 0
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @file_option("Write the list to this JSON file, or into this folder as catalog.json.")
 @click.option("--overwrite", is_flag=True, help="Replace the file if it exists.")
 @format_option
-def command(**options: Any) -> int:
+def command(**options: Any) -> None:
     """List the bundled recipes. Each is built by its name.
 
     \b
@@ -50,8 +50,7 @@ def command(**options: Any) -> int:
     ]
     many = counted(len(found), "recipe")
     lines.append(f"{many}. Build one with: winml-dag build -c catalog:NAME" if found else "No recipe matches.")
-    show(value, lines, as_json=options["format_"] == "json")
-    return 0
+    show(value, lines)
 
 
 def _matching(options: Mapping[str, Any]) -> Iterator[Shipped]:

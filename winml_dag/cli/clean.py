@@ -18,9 +18,7 @@ from winml_dag.errors import UsageError
 @click.option("--cache-dir", type=FILE, help="The cache folder [WINML_DAG_CACHE_DIR].")
 @click.option("--dry-run", is_flag=True, help="Print what would be removed.")
 @format_option
-def command(
-    *, recipe: Path | None, output_dir: Path | None, cache_dir: Path | None, dry_run: bool, format_: str
-) -> int:
+def command(*, recipe: Path | None, output_dir: Path | None, cache_dir: Path | None, dry_run: bool) -> None:
     """Remove the files of a build from its output folder. The cache stays.
 
     Removes only files that build_manifest.json lists and that were not edited, also those that the recipe's custom
@@ -48,8 +46,7 @@ def command(
     lines.append(f"{verb} {counted(len(done.removed), 'file')} of {folder}. The results are still cached.")
     if not done.found:
         lines = [f"Nothing to remove: {folder} has no {MANIFEST}."]
-    show(value, lines, as_json=format_ == "json")
-    return 0
+    show(value, lines)
 
 
 def _folder(recipe: Path | None, output_dir: Path | None, cache: Path) -> Path:

@@ -51,7 +51,7 @@ _OVERWRITE = click.option("--overwrite", is_flag=True, help="Replace the file if
 @target_options
 @click.option("-p", "--precision", type=TEXT, help="auto, fp32, fp16, int8, int16, w8a8, w8a16, ...")
 @_OVERWRITE
-def init(**options: Any) -> int:
+def init(**options: Any) -> None:
     """Write a commented recipe for MODEL: a model folder, an .onnx file or a hub id.
 
     The same as `config -m MODEL -o recipe.yaml`, which has more options.
@@ -59,7 +59,7 @@ def init(**options: Any) -> int:
     \b
     winml-dag init ./bert --ep qnn -p w8a16
     """
-    return _write({**_NO_OPTIONS, **options})
+    _write({**_NO_OPTIONS, **options})
 
 
 @click.command(name="config", cls=Command)
@@ -71,14 +71,14 @@ def init(**options: Any) -> int:
 @click.option(
     "-f", "--format", "format_", type=click.Choice(["yaml", "json"]), help="yaml or json [from the file name]."
 )
-def config(**options: Any) -> int:
+def config(**options: Any) -> None:
     """Write the recipe that the options mean, with every decision made. Building it gives the same result.
 
     \b
     winml-dag config -m ./bert --ep qnn -p w8a16 -o recipe.yaml
     winml-dag config --model-type resnet -t image-classification
     """
-    return _write(options)
+    _write(options)
 
 
 COMMANDS = {"init": init, "config": config}
@@ -86,7 +86,7 @@ COMMANDS = {"init": init, "config": config}
 _NO_OPTIONS = dict.fromkeys(("recipe", "cache_dir", "remote_mode", "module", "format_"), None) | {"remote": ()}
 
 
-def _write(options: dict[str, Any]) -> int:
+def _write(options: dict[str, Any]) -> None:
     """Write the recipe that *options* mean to a file, or print it."""
     from winml_dag.pipeline.frozen_recipe import frozen_recipe
     from winml_dag.pipeline.jsonfile import put_text
@@ -106,14 +106,13 @@ def _write(options: dict[str, Any]) -> int:
         echo(Note(notice), err=True)
     if output is None:
         echo(text, nl=False)
-        return 0
+        return
     put_text(output, text)
     many = f" ({len(decided.recipes)} modules)" if len(decided.recipes) > 1 else ""
     which = " -m MODEL" if decided.needs_model else ""
     echo(f"Wrote {output}{many}. Build it with: winml-dag build -c {output}{which} -o OUT", err=is_json)
     if is_json:
         set_result({"success": True, "output": str(output), "notices": list(decided.notices)})
-    return 0
 
 
 def _json(decided: FrozenRecipe) -> str:

@@ -95,7 +95,7 @@ def command(**options: Any) -> int:
 
     how = How.of(options)
     if options["schema"]:
-        return _print_schema(options["task"], how)
+        return _print_schema(options["task"])
     request = _request_of(options)
     if options["recipe"] is not None:
         refuse_unbuilt(request.section)
@@ -173,10 +173,10 @@ def _print(plan: EvaluationPlan, done: Measurement, how: How, folder: Path | Non
         if not keeps:
             value = "not defined" if found[name] is None else _number(found[name])
             echo(f"error: {name} is {value}, and the bound is {plan.bounds[name]:g}.", err=True)
-    show(plan.report(done, folder), _lines(plan, done, folder, quiet=how.quiet), as_json=how.as_json)
+    show(plan.report(done, folder), _lines(plan, done, folder, quiet=how.quiet))
 
 
-def _print_schema(task: str | None, how: How) -> int:
+def _print_schema(task: str | None) -> int:
     from winml_dag.stages.evaluate import METRICS, TASKS
 
     if task is not None and task not in TASKS:
@@ -191,7 +191,7 @@ def _print_schema(task: str | None, how: How) -> int:
         lines.append(f"{name}: {', '.join(METRICS[name])}")
         others = {role: f" (or {', '.join(names[1:])})" if len(names) > 1 else "" for role, names in roles.items()}
         lines += [f"  {role}{other}" for role, other in others.items()]
-    show({"success": True, "tasks": tasks}, lines, as_json=how.as_json)
+    show({"success": True, "tasks": tasks}, lines)
     return 0
 
 

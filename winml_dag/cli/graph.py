@@ -40,7 +40,7 @@ _CAME_TO = ("ran", "reused", "failed")
     "--format", "format_", type=click.Choice(["mermaid", "dot"]), default="mermaid", help="Output format [mermaid]."
 )
 @click.option("--html", type=FILE, help="Write an HTML page to this file instead.")
-def command(**options: Any) -> int:
+def command(**options: Any) -> None:
     """Print the graph of a build: sources, stages, and the artifacts between them. The builds of a sweep are one graph
     with shared stages.
     """
@@ -55,7 +55,6 @@ def command(**options: Any) -> int:
     else:
         named = ", ".join(path.name or str(path) for path in recipes) or _label(options)
         _write(html, builds, notices, title=f"Graph of {named}")
-    return 0
 
 
 def _planned_builds(

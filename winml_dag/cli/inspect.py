@@ -52,7 +52,7 @@ class Inspected:
 @click.option("--top", type=click.IntRange(min=0), default=5, help="How many of the largest tensors to list [5].")
 @click.option("-H", "--hierarchy", is_flag=True, help="Show the modules that the nodes come from, as a tree.")
 @format_option
-def command(*, path: Path | None, model: Path | None, top: int, hierarchy: bool, format_: str) -> int:
+def command(*, path: Path | None, model: Path | None, top: int, hierarchy: bool) -> None:
     """Describe an ONNX model: inputs, outputs, operators, its actual precision, what it is compiled for, the files that
     belong to it, its largest tensors, and the build that made it.
 
@@ -70,13 +70,12 @@ def command(*, path: Path | None, model: Path | None, top: int, hierarchy: bool,
         from winml_dag.cli.hierarchy import find_hierarchy, hierarchy_json, hierarchy_lines
 
         tagged = find_hierarchy(given)
-        show(hierarchy_json(tagged), hierarchy_lines(tagged), as_json=format_ == "json")
-        return 0
+        show(hierarchy_json(tagged), hierarchy_lines(tagged))
+        return
     inspected = _inspect(given)
-    show(described_json(inspected, top), described_lines(inspected, top), as_json=format_ == "json")
+    show(described_json(inspected, top), described_lines(inspected, top))
     if inspected.model.problems:
         raise InputError(" ".join(inspected.model.problems))
-    return 0
 
 
 def _inspect(path: Path) -> Inspected:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from winml_dag.canonical import JsonValue
-from winml_dag.cli import echo
+from winml_dag.cli import as_json, echo, set_format
 from winml_dag.cli.command import ADDRESS, FILE, RECIPE, TEXT, folder_option, pairs, with_options
 from winml_dag.cli.settings import COMPILE, VALIDATION, input_options, sections_from
 from winml_dag.pipeline.request import Overrides, RemoteOptions, Request
@@ -48,7 +48,14 @@ random_weights_option = click.option(
 trust_option = click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with the model.")
 rebuild_option = click.option("--rebuild", is_flag=True, help="Run every stage, even if its result is cached.")
 format_option = click.option(
-    "-f", "--format", "format_", type=click.Choice(["text", "json"]), default="text", help="Output format [text]."
+    "-f",
+    "--format",
+    "format_",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    help="Output format [text].",
+    callback=set_format,
+    expose_value=False,
 )
 F = TypeVar("F", bound=Callable[..., Any])
 overwrite_option = click.option("--overwrite", is_flag=True, help="Replace files that winml-dag did not write.")
@@ -198,7 +205,7 @@ class How:
         remote = remote_options(options, options.get("recipe") or next(iter(options.get("recipes", ())), None))
         flags = {name: options.get(name, False) for name in ("verbose", "quiet", "overwrite", "rebuild")}
         folder = remote.store_folder(options["cache_dir"])
-        return cls(folder, remote, as_json=options.get("format_") == "json", **flags)
+        return cls(folder, remote, as_json=as_json(), **flags)
 
     def say(self, line: str) -> None:
         """Print a line for people: to stderr if stdout has a JSON object."""

@@ -64,7 +64,7 @@ _PERF = Settings.of(
 @folder_option("Write perf.json and histogram.png to this folder.")
 @stage_timeout_option
 @how_options
-def command(**options: Any) -> int:
+def command(**options: Any) -> None:
     """Measure load time, latency, throughput and memory of a model. The results are cached for each machine; --rebuild
     measures again.
 
@@ -78,8 +78,7 @@ def command(**options: Any) -> int:
     how = How.of(options)
     plan, done = assessed(options, how, _request_of(options), plan_perf)
     folder = options["output_dir"]
-    show(plan.report(done, folder), _lines(plan, done, folder, quiet=how.quiet), as_json=how.as_json)
-    return 0
+    show(plan.report(done, folder), _lines(plan, done, folder, quiet=how.quiet))
 
 
 def _request_of(options: Mapping[str, Any]) -> PerfRequest:

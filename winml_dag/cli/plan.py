@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml_dag.cli import Note, echo, set_result
+from winml_dag.cli import Note, as_json, echo, set_result
 from winml_dag.cli.buildreport import FORESEEN, builds_json, counts, stage_line
 from winml_dag.cli.command import Command, given_words
 from winml_dag.cli.options import (
@@ -75,7 +75,7 @@ def _print_plan(options: Mapping[str, Any]) -> int:
     from winml_dag.pipeline.build import plan as planned
 
     result = planned(*planned_build(options), rebuild=options["rebuild"], explain=True)
-    if options["format_"] == "json":
+    if as_json():
         set_result(builds_json([result], result.elapsed_seconds, dry_run=True))
         return 0
     width = max(len(view.id) for view in result.stages)
@@ -107,7 +107,7 @@ def why(*, stage: str | None, **options: Any) -> int:
     graph, store = planned_build(options)
     result = planned(graph, store, rebuild=options["rebuild"], explain=True)
     chosen = _running(result.stages) if stage is None else views_named(result, stage)
-    if options["format_"] == "json":
+    if as_json():
         shown = replace(result, stages=tuple(chosen))
         set_result(builds_json([shown], result.elapsed_seconds, dry_run=True))
         return 0

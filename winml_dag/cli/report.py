@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml_dag.cli import Note, echo, plain, set_result
+from winml_dag.cli import Note, as_json, echo, plain, set_result
 from winml_dag.cli.command import FILE, TEXT, Command
 from winml_dag.cli.options import format_option
 from winml_dag.errors import StageError, UsageError
@@ -53,7 +53,7 @@ _KINDS = {"html": "html", "json": "json_", "csv": "csv"}
     help="Allowed change: latency=+5%, cosine=-0.001, size=off. Repeatable.",
 )
 @format_option
-def command(*, folders: tuple[Path, ...], format_: str, **options: Any) -> int:
+def command(*, folders: tuple[Path, ...], **options: Any) -> int:
     """Show the results of the builds in OUT: the output folder of a sweep or a build, or several of them. Shards of one
     sweep are joined. Also writes the report into OUT as HTML, JSON and CSV.
 
@@ -66,14 +66,14 @@ def command(*, folders: tuple[Path, ...], format_: str, **options: Any) -> int:
     """
     report, comparison = _reported(folders, options)
     files = _written(_files(folders, options), report, comparison, options)
-    if format_ == "json":
+    if as_json():
         from winml_dag.report.files import report_json
 
         set_result(report_json(report, comparison))
     else:
         _print(report, comparison)
     if files:
-        echo(f"written: {', '.join(map(str, files.values()))}", err=format_ == "json")
+        echo(f"written: {', '.join(map(str, files.values()))}", err=as_json())
     return StageError.exit_code if comparison is not None and comparison.regressions else 0
 
 

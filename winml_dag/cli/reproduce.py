@@ -55,7 +55,7 @@ def command(**options: Any) -> int:
             stage_timeout_seconds=options["stage_timeout"],
             observer=observer,
         )
-    show(_json(found), _lines(found), as_json=options["format_"] == "json")
+    show(_json(found), _lines(found))
     return 0 if found.equal else StageError.exit_code
 
 

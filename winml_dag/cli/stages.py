@@ -140,13 +140,13 @@ def _value(result: BuildResult, request: Request) -> JsonObject:
 
 def _optimize(name: str, options: Mapping[str, Any]) -> int:
     if options["list_capabilities"] or options["list_rewrites"]:
-        return print_catalog(options["format_"], rewrites_only=options["list_rewrites"])
+        return print_catalog(rewrites_only=options["list_rewrites"])
     if options["model"] is None:
         raise click.UsageError("Missing option '-m' / '--model'.")
     if not options["check_optim"]:
         return run_one(name, options)
     named = tuple(capability for capability, on in capabilities_of(options).items() if on)
-    return print_changes(request_of(name, options), named, options["format_"], whole=options["verbose"])
+    return print_changes(request_of(name, options), named, whole=options["verbose"])
 
 
 def _command(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.cli import Note, echo, show
+from winml_dag.cli import Note, echo, set_format, show
 from winml_dag.cli.command import Command
 
 if TYPE_CHECKING:
@@ -24,8 +24,16 @@ _FORMATS = ("text", "json", "compact")
 @click.command(name="sys", cls=Command)
 @click.option("--list-ep", is_flag=True, help="List only the execution providers.")
 @click.option("--list-device", is_flag=True, help="List only the devices and the providers that use them.")
-@click.option("-f", "--format", "format_", type=click.Choice(_FORMATS), default="text", help="Output format [text].")
-def command(*, list_ep: bool, list_device: bool, format_: str) -> int:
+@click.option(
+    "-f",
+    "--format",
+    "format_",
+    type=click.Choice(_FORMATS),
+    default="text",
+    help="Output format [text].",
+    callback=set_format,
+)
+def command(*, list_ep: bool, list_device: bool, format_: str) -> None:
     """Show versions, the machine, and each execution provider: whether it is installed, its version, environment and
     devices, and how to install it.
 
@@ -41,8 +49,7 @@ def command(*, list_ep: bool, list_device: bool, format_: str) -> int:
         echo(Note(found.problem, "warning"), err=True)
     parts = (["ep"] if list_ep else []) + (["device"] if list_device else [])
     lines = (_compact if format_ == "compact" else _text)(found, parts)
-    show(_json(found, parts) if format_ == "json" else {}, lines, as_json=format_ == "json")
-    return 0
+    show(_json(found, parts), lines)
 
 
 def _machine() -> dict[str, Any]:

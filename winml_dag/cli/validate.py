@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @click.option("--model-id", type=TEXT, help="The model whose tokenizer or image processor prepares the inputs.")
 @folder_option("Write validation.json to this folder.")
 @how_options
-def command(**options: Any) -> int:
+def command(**options: Any) -> None:
     """Run a model on its target and compare each output with that of its float model. Fails if an output has NaN or
     infinite values or violates a bound.
 
@@ -45,8 +45,7 @@ def command(**options: Any) -> int:
 
     how = How.of(options)
     plan, done = assessed(options, how, _request_of(options), plan_validation)
-    show(plan.report(done), _lines(plan, done, quiet=how.quiet), as_json=how.as_json)
-    return 0
+    show(plan.report(done), _lines(plan, done, quiet=how.quiet))
 
 
 def _request_of(options: Mapping[str, Any]) -> ValidationRequest:

@@ -25,7 +25,7 @@ _MOST_EXTRA = 10
 @click.argument("path", type=FILE)
 @click.option("--against", type=FILE, metavar="FILE", help="Compare with a document that `winml-dag provenance` wrote.")
 @format_option
-def command(*, path: Path, against: Path | None, format_: str) -> int:
+def command(*, path: Path, against: Path | None) -> int:
     """Hash every file of an output folder and compare it with build_manifest.json. PATH is the folder, or a model file
     in it, which is checked with its data files.
 
@@ -49,7 +49,7 @@ def command(*, path: Path, against: Path | None, format_: str) -> int:
         found = verify(path)
         is_intact = all(verification.is_intact for verification in found)
         lines, folders = _lines(found), [_json(verification) for verification in found]
-    show({"sound": is_intact, "folders": folders, "errors": []}, lines, as_json=format_ == "json")
+    show({"sound": is_intact, "folders": folders, "errors": []}, lines)
     return 0 if is_intact else 1
 
 

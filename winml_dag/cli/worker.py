@@ -23,7 +23,7 @@ from winml_dag.store.cache_folder import default_cache_dir
     "--tag", "tags", type=TEXT, multiple=True, help="A tag by which builds select workers (--worker-tag). Repeatable."
 )
 @click.option("--name", type=TEXT, help="The worker's name in dask's dashboard [its address].")
-def command(*, scheduler: str, **options: Any) -> int:
+def command(*, scheduler: str, **options: Any) -> None:
     """Run stages for builds that use the dask scheduler at SCHEDULER, until Ctrl-C or until the scheduler stops.
 
     \b
@@ -42,4 +42,3 @@ def command(*, scheduler: str, **options: Any) -> int:
     Store(folder)  # creates the folder, by which builds recognize workers that share it
     report = Report.here(folder, options["places"], options["memory"], options["tags"])
     serve(scheduler, folder, report, options["name"], began)
-    return 0

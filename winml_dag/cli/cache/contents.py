@@ -29,7 +29,7 @@ _LOG_LINES = 20
 @click.command(cls=Command)
 @cache_dir_option
 @format_option
-def info(cache_dir: Path | None, format_: str) -> int:
+def info(cache_dir: Path | None) -> None:
     """Show the cache folder, its contents, and the time it saved."""
     from winml_dag.store import upkeep
     from winml_dag.store.cache_folder import stores_beside
@@ -68,8 +68,7 @@ def info(cache_dir: Path | None, format_: str) -> int:
         *(["largest records"] if largest else []),
         *(f"  {size_text(entry.size):>10}  {entry.stage:<10}  {entry.key[:_KEY_DIGITS]}" for entry in largest),
     ]
-    show(value, lines, as_json=format_ == "json")
-    return 0
+    show(value, lines)
 
 
 def _leaves(value: JsonObject, path: str = "") -> Iterator[tuple[str, JsonValue]]:
@@ -133,7 +132,7 @@ def _moved(traffic: Traffic) -> list[str]:
     help="Sort by size, last use or build time, in descending order [used].",
 )
 @format_option
-def list_(cache_dir: Path | None, stage: str | None, sort: str, format_: str) -> int:
+def list_(cache_dir: Path | None, stage: str | None, sort: str) -> None:
     """List the records with key, stage, size, build time and last use."""
     from winml_dag.store.quantities import size_text
     from winml_dag.store.upkeep import entries
@@ -144,8 +143,7 @@ def list_(cache_dir: Path | None, stage: str | None, sort: str, format_: str) ->
     for entry in found:
         key, size, used = entry.key[:_KEY_DIGITS], size_text(entry.size), time_of(entry.used_ns / 10**9)
         lines.append(f"{key}  {entry.stage:<{width}}  {size:>10}  {entry.record.made_at:<25}  {used}")
-    show({"records": [_listed(entry) for entry in found]}, lines, as_json=format_ == "json")
-    return 0
+    show({"records": [_listed(entry) for entry in found]}, lines)
 
 
 _ORDER: dict[str, Callable[[Entry], tuple[int | str, str]]] = {
@@ -170,7 +168,7 @@ def _listed(entry: Entry) -> JsonObject:
 @click.argument("key")
 @cache_dir_option
 @format_option
-def show_(key: str, cache_dir: Path | None, format_: str) -> int:
+def show_(key: str, cache_dir: Path | None) -> None:
     """Show one record.
 
     Shows the inputs of its key, its outputs, and the end of its log.
@@ -190,8 +188,7 @@ def show_(key: str, cache_dir: Path | None, format_: str) -> int:
         said = [gone] if log is None else log.splitlines()
         lines.append("log" if len(said) <= _LOG_LINES else f"log (the last {_LOG_LINES} of {len(said)} lines)")
         lines += [f"  | {line}" for line in said[-_LOG_LINES:]]
-    show(value, lines, as_json=format_ == "json")
-    return 0
+    show(value, lines)
 
 
 def _record_lines(entry: Entry, missing: list[FileEntry]) -> Iterator[str]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml_dag.cli import Group, Note, echo, set_result
+from winml_dag.cli import Group, Note, echo, show
 from winml_dag.cli.command import RECIPE, Command, file_option
 from winml_dag.cli.options import cache_option, format_option, opened, remote_option, remote_options
 from winml_dag.cli.remotes import traffic_json, traffic_lines
@@ -43,7 +43,7 @@ _recipes_option = click.option(
 @_recipes_option
 @cache_option
 @format_option
-def push(keys: tuple[str, ...], everything: bool, recipes: tuple[Path, ...], format_: str, **options: Any) -> int:
+def push(keys: tuple[str, ...], everything: bool, recipes: tuple[Path, ...], **options: Any) -> int:
     """Upload records to the remotes.
 
     Uploads the records with these KEYS or prefixes of keys, all, or those of a recipe, and their blobs, to each remote
@@ -63,15 +63,12 @@ def push(keys: tuple[str, ...], everything: bool, recipes: tuple[Path, ...], for
     store.settle()
     traffic = store.traffic()
     lacking = len(records) - len(whole)
-    if format_ == "json":
-        set_result({"records": len(records), "lacking_blobs": lacking, **traffic_json(traffic)})
-        return _code(traffic)
     there = max(0, len(whole) - traffic.records_put)
     others = f"; {there} already existed or were rejected" if there else ""
-    for line in (*traffic_lines(traffic), f"{counted(len(whole), 'record')} offered{others}."):
-        echo(line)
+    lines = [*traffic_lines(traffic), f"{counted(len(whole), 'record')} offered{others}."]
     if lacking:
-        echo(f"{counted(lacking, 'record')} skipped, whose blobs are not on this machine.")
+        lines.append(f"{counted(lacking, 'record')} skipped, whose blobs are not on this machine.")
+    show({"records": len(records), "lacking_blobs": lacking, **traffic_json(traffic)}, lines)
     return _code(traffic)
 
 
@@ -80,7 +77,7 @@ def push(keys: tuple[str, ...], everything: bool, recipes: tuple[Path, ...], for
 @click.option("--all-blobs", is_flag=True, help="Also download all blobs, including those of intermediate results.")
 @cache_option
 @format_option
-def pull(recipes: tuple[Path, ...], all_blobs: bool, format_: str, **options: Any) -> int:
+def pull(recipes: tuple[Path, ...], all_blobs: bool, **options: Any) -> int:
     """Download the records of a recipe.
 
     Then `plan`, `why` and `graph` work without the remote. With --all-blobs, `build` does too.
@@ -95,13 +92,10 @@ def pull(recipes: tuple[Path, ...], all_blobs: bool, format_: str, **options: An
         store.fetch_ahead([*logs, *(file for record in records.values() for file in record.files())])
     lacking = sum(bool(store.remote_only(record.files())) for record in records.values())
     traffic = store.traffic()
-    if format_ == "json":
-        counts = {"records": len(records), "lacking_blobs": lacking, "to_run": to_run}
-        set_result({**counts, **traffic_json(traffic)})
-    else:
-        run = f"{counted(to_run, 'stage')} would run." if to_run else "Nothing would run."
-        for line in (*traffic_lines(traffic), f"{counted(len(records), 'record')} of the build are cached. {run}"):
-            echo(line)
+    counts = {"records": len(records), "lacking_blobs": lacking, "to_run": to_run}
+    run = f"{counted(to_run, 'stage')} would run." if to_run else "Nothing would run."
+    cached = f"{counted(len(records), 'record')} of the build are cached. {run}"
+    show({**counts, **traffic_json(traffic)}, [*traffic_lines(traffic), cached])
     return _code(traffic)
 
 
@@ -183,7 +177,7 @@ def remote() -> None:
 @click.option("-c", "--config", "recipe", type=RECIPE, help="A recipe, whose project configuration applies.")
 @remote_option
 @format_option
-def check(format_: str, **options: Any) -> int:
+def check(**options: Any) -> int:
     """Check the configured remotes.
 
     Checks that each can be reached, read and, unless it is read-only, written, and which keys apply. The write check
@@ -202,21 +196,17 @@ def check(format_: str, **options: Any) -> int:
         )
     found = [(tier, _findings(tier, settings)) for tier in settings.tiers]
     is_well = all(finding.is_well for _, findings in found for finding in findings)
-    if format_ == "json":
-        remotes = [
-            {
-                "url": shown(tier.url),
-                "mode": str(tier.mode),
-                "namespace": tier.namespace,
-                "findings": [asdict(finding) for finding in findings],
-            }
-            for tier, findings in found
-        ]
-        set_result({"is_well": is_well, "named_by": named_by(named), "remotes": remotes})
-    else:
-        echo(f"named by {named_by(named)}")
-        for tier, findings in found:
-            _print(tier, findings)
+    remotes = [
+        {
+            "url": shown(tier.url),
+            "mode": str(tier.mode),
+            "namespace": tier.namespace,
+            "findings": [asdict(finding) for finding in findings],
+        }
+        for tier, findings in found
+    ]
+    lines = [f"named by {named_by(named)}", *(line for tier, findings in found for line in _lines(tier, findings))]
+    show({"is_well": is_well, "named_by": named_by(named), "remotes": remotes}, lines)
     if restricted:
         echo(Note(restricted), err=True)
     return 0 if is_well else 1
@@ -226,7 +216,7 @@ def check(format_: str, **options: Any) -> int:
 @click.argument("name")
 @file_option("Write the key to this new file, which only you can read [print it].")
 @format_option
-def key(name: str, output: Path | None, format_: str) -> int:
+def key(name: str, output: Path | None) -> None:
     """Make a key to sign records with.
 
     Keep it secret: anyone who has it can sign. Put it into WINML_DAG_REMOTE_KEYS, or as a line into the file that
@@ -237,13 +227,9 @@ def key(name: str, output: Path | None, format_: str) -> int:
     line = new_key(name)
     if output is not None:
         _write(output, line)
-    if format_ == "json":
-        set_result({"name": name, **({"key": line} if output is None else {"file": str(output)})})
-    elif output is None:
-        echo(line)
-    else:
-        echo(f"Wrote the key {name} into {output}. Name it in WINML_DAG_REMOTE_KEYS_FILE.")
-    return 0
+    wrote = f"Wrote the key {name} into {output}. Name it in WINML_DAG_REMOTE_KEYS_FILE."
+    made = {"key": line} if output is None else {"file": str(output)}
+    show({"name": name, **made}, [line if output is None else wrote])
 
 
 def _findings(tier: TierSettings, settings: RemoteSettings) -> list[Finding]:
@@ -260,15 +246,15 @@ def _findings(tier: TierSettings, settings: RemoteSettings) -> list[Finding]:
         opened.close()
 
 
-def _print(tier: TierSettings, findings: list[Finding]) -> None:
+def _lines(tier: TierSettings, findings: list[Finding]) -> Iterator[str]:
     from winml_dag.store.remote.settings import shown
 
-    echo(f"{shown(tier.url)} ({tier.mode}{f', namespace {tier.namespace}' if tier.namespace else ''})")
+    yield f"{shown(tier.url)} ({tier.mode}{f', namespace {tier.namespace}' if tier.namespace else ''})"
     if not findings:
-        echo("  off")
+        yield "  off"
     for finding in findings:
         text = finding.text if finding.is_well else f"{finding.text}. {finding.advice}"
-        echo(f"  {'ok' if finding.is_well else 'FAILS':<5}  {finding.what}: {text}")
+        yield f"  {'ok' if finding.is_well else 'FAILS':<5}  {finding.what}: {text}"
 
 
 def _write(path: Path, line: str) -> None:

@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 @click.option("--limit", metavar="SIZE", help="Keep the cache to this size from now on too; `none` removes the limit.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @format_option
-def gc(
-    cache_dir: Path | None, max_size: str | None, older_than: str | None, limit: str | None, dry_run: bool, format_: str
-) -> int:
+def gc(cache_dir: Path | None, max_size: str | None, older_than: str | None, limit: str | None, dry_run: bool) -> None:
     """Remove the least recently used records, blobs that no record needs, and leftovers. Builds may run meanwhile.
 
     With a limit, a build that makes the cache larger also removes the least recently used records, down to 80 % of the
@@ -51,8 +49,7 @@ def gc(
     assert done is not None, "it waits"
     limited = [_limit_sentence(store)] if limit is not None and not dry_run else []
     lines = [*limited, *_sentences(done, most, dry_run)]
-    show({"dry_run": dry_run, **asdict(done)}, lines, as_json=format_ == "json")
-    return 0
+    show({"dry_run": dry_run, **asdict(done)}, lines)
 
 
 def _sentences(done: Collected, most: int | None, dry_run: bool) -> list[str]:
@@ -76,7 +73,7 @@ def _sentences(done: Collected, most: int | None, dry_run: bool) -> list[str]:
 @click.argument("size", required=False)
 @cache_dir_option
 @format_option
-def limit(size: str | None, cache_dir: Path | None, format_: str) -> int:
+def limit(size: str | None, cache_dir: Path | None) -> None:
     """Set the limit as `gc --limit` does, without collecting, or say what it is."""
     from winml_dag.store.usage import configured_limit, parse_limit, set_limit
 
@@ -86,8 +83,7 @@ def limit(size: str | None, cache_dir: Path | None, format_: str) -> int:
     if size is not None:
         set_limit(store.folder, size)
     limit_bytes = configured_limit(store.folder)
-    show({"limit_bytes": limit_bytes}, [_limit_sentence(store)], as_json=format_ == "json")
-    return 0
+    show({"limit_bytes": limit_bytes}, [_limit_sentence(store)])
 
 
 def _limit_sentence(store: Store) -> str:
@@ -102,7 +98,7 @@ def _limit_sentence(store: Store) -> str:
 @click.command(cls=Command)
 @cache_dir_option
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
-def clear(cache_dir: Path | None, yes: bool) -> int:
+def clear(cache_dir: Path | None, yes: bool) -> None:
     """Empty the cache, including logs of failures. Output folders do not change."""
     from winml_dag.store import upkeep
     from winml_dag.store.quantities import counted, size_text
@@ -110,18 +106,17 @@ def clear(cache_dir: Path | None, yes: bool) -> int:
     store = opened(cache_dir)
     if not yes and not click.confirm(f"Remove everything in {store.folder}?"):
         echo("Nothing was removed.")
-        return 0
+        return
     cleared = upkeep.clear(store)
     gone = f"{counted(cleared.records, 'record')} and {counted(cleared.blobs, 'blob')}"
     echo(f"Removed {gone}, {size_text(cleared.freed_bytes)}.")
-    return 0
 
 
 @click.command(cls=Command)
 @cache_dir_option
 @click.option("--repair", is_flag=True, help="Remove records without all of their blobs, and rebuild the index.")
 @format_option
-def verify(cache_dir: Path | None, repair: bool, format_: str) -> int:
+def verify(cache_dir: Path | None, repair: bool) -> int:
     """Check all files in the cache. Damaged records and blobs go to quarantine and are rebuilt when needed."""
     from winml_dag.store import upkeep
     from winml_dag.store.quantities import counted
@@ -137,7 +132,7 @@ def verify(cache_dir: Path | None, repair: bool, format_: str) -> int:
         are = "is not here and comes" if report.only_behind == 1 else "are not here and come"
         lines.append(f"{counted(report.only_behind, 'blob')} {are} from a remote when needed.")
     repaired = {"repaired": report.repaired} if repair else {}
-    show({"clean": report.clean, **repaired, **asdict(report)}, lines, as_json=format_ == "json")
+    show({"clean": report.clean, **repaired, **asdict(report)}, lines)
     return 0 if is_well else 1
 
 
