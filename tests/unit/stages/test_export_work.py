@@ -250,6 +250,25 @@ def test_the_model_is_the_same_after_its_export(tmp_path: Path, name: str) -> No
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
 
 
+class _Cosh(torch.nn.Module):
+    """The TorchScript exporter does not know this function."""
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        return torch.cosh(pixels)
+
+
+@pytest.mark.slow
+def test_what_one_exporter_cannot_handle_the_other_does_unless_it_was_chosen(tmp_path: Path) -> None:
+    pixels = torch.rand(2, 3)
+    options = ExportOptions(TORCHSCRIPT, 21, True, ("pixels",), {"logits": "output_0"}, {})
+    with pytest.raises(StageError, match="torchscript exporter cannot export") as failure:
+        export_onnx(_Cosh(), (pixels,), options, tmp_path / "model.onnx")
+    assert "Set export.dynamo to true" in failure.value.advice
+    taken = export_onnx(_Cosh(), (pixels,), options, tmp_path / "model.onnx", any_exporter=True)
+    assert taken == replace(options, exporter=DYNAMO)
+    onnx.checker.check_model(tmp_path / "model.onnx")
+
+
 @pytest.mark.parametrize(("model_type", "task"), [("bert", "text-classification"), ("resnet", "image-classification")])
 def test_weights_put_aside_change_no_byte(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, model_type: str, task: str

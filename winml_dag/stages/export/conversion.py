@@ -210,7 +210,7 @@ def _export(loaded: LoadedModel, subject: Subject, fields: ExportFields, scratch
     expected = (first, *pytorch_outputs(module, feeds[1:], outputs, subject.constants))
     scratch.mkdir()
     path = scratch / "model.onnx"
-    export_onnx(module, tuple(example.values()), options, path)
+    options = export_onnx(module, tuple(example.values()), options, path, any_exporter=fields.dynamo is None)
     parameters = sum(parameter.numel() for parameter in module.parameters())
     facts = ModelFacts(subject.config.model_type, type(module).__name__, subject.task, parameters, modules)
     return Exported(path, fields, options, inputs, sizes, feeds, expected, facts)

@@ -6,7 +6,7 @@ import contextlib
 import warnings
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -227,27 +227,43 @@ class Wrapper(torch.nn.Module):  # type: ignore[misc]  # torch is not followed b
         return tuple(produced[own] for own in self.outputs.values())
 
 
-def export_onnx(model: torch.nn.Module, example: Sequence[Tensor], options: ExportOptions, path: Path) -> None:
-    """Write *model* to *path*, and to other files in its folder if it is large.
+def export_onnx(
+    model: torch.nn.Module, example: Sequence[Tensor], options: ExportOptions, path: Path, *, any_exporter: bool = False
+) -> ExportOptions:
+    """Write *model* to *path*, and to other files in its folder if it is large; returns the options that it took.
+
+    With *any_exporter*, the other exporter is tried if that of *options* cannot handle the model.
 
     Raises:
-        StageError: the exporter cannot handle the model.
+        StageError: no exporter can handle the model.
     """
-    fixed = options.exporter != DYNAMO and not any(options.dynamic_axes.values())
     try:
-        try:
-            _export(model, example, options, path, fixed_sizes(len(example)) if fixed else contextlib.nullcontext())
-        except TypeError:
-            if not fixed:
-                raise
-            # A model may require sizes that are tensors during tracing (MobileViT).
-            _export(model, example, options, path, contextlib.nullcontext())
+        _export_with(model, example, options, path)
+        return options
     except Exception as error:  # whatever torch raises here is about this model and these options
-        other = "false" if options.exporter == DYNAMO else "true"
+        other = TORCHSCRIPT if options.exporter == DYNAMO else DYNAMO
+        advice = (
+            f"Set export.dynamo to {str(other == DYNAMO).lower()} to try the other exporter; the log has the details."
+        )
+        if any_exporter:
+            with contextlib.suppress(StageError):
+                return export_onnx(model, example, replace(options, exporter=other), path)
+            advice = "Nor can the other exporter; the log has the details."
         raise StageError(
             f"The {options.exporter} exporter cannot export this model: {explanation(_innermost(error))}.",
-            advice=f"Set export.dynamo to {other} to try the other exporter; the log has the details.",
+            advice=advice,
         ) from error
+
+
+def _export_with(model: torch.nn.Module, example: Sequence[Tensor], options: ExportOptions, path: Path) -> None:
+    if options.exporter == DYNAMO or any(options.dynamic_axes.values()):
+        _export(model, example, options, path, contextlib.nullcontext())
+        return
+    try:
+        _export(model, example, options, path, fixed_sizes(len(example)))
+    except TypeError:
+        # A model may require sizes that are tensors during tracing (MobileViT).
+        _export(model, example, options, path, contextlib.nullcontext())
 
 
 def _export(
