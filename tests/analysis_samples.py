@@ -55,32 +55,32 @@ class Analyzed:
 
 
 def analyze(
-    folder: Path, model: onnx.ModelProto | Path, config: AnalyzeConfig, *tables: bytes, flags: bytes | None = None
+    model: onnx.ModelProto | Path, config: AnalyzeConfig, *tables: bytes, flags: bytes | None = None
 ) -> Analyzed:
-    """Run the stage in *folder*, as a separate process would."""
-    shutil.rmtree(folder, ignore_errors=True)
+    """Run the stage in a folder of its own, as a separate process would."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        return _analyze_here(model, config, tables, flags)
+
+
+def _analyze_here(
+    model: onnx.ModelProto | Path, config: AnalyzeConfig, tables: Iterable[bytes], flags: bytes | None
+) -> Analyzed:
     inputs, outputs = {"model": Path("model")}, {slot: Path("out") / slot for slot in ("result", "flags")}
     for path in (*inputs.values(), *outputs.values()):
-        (folder / path).mkdir(parents=True)
+        path.mkdir(parents=True)
     if isinstance(model, Path):
         for file in model.parent.glob(f"{model.name}*"):
-            shutil.copy(file, folder / "model" / file.name)
+            shutil.copy(file, "model")
     else:
-        onnx.save(model, folder / "model" / "model.onnx")
-    if tables:
+        onnx.save(model, "model/model.onnx")
+    for place, content in enumerate(tables):
         inputs["support"] = Path("support")
-        (folder / "support").mkdir()
-        for place, content in enumerate(tables):
-            (folder / "support" / f"{place}_qnn_npu.support").write_bytes(content)
+        inputs["support"].mkdir(exist_ok=True)
+        Path(f"support/{place}_qnn_npu.support").write_bytes(content)
     if flags is not None:
         inputs["flags"] = Path("flags")
-        (folder / "flags").mkdir()
-        (folder / "flags" / optimize.FILE).write_bytes(flags)
-    with contextlib.chdir(folder):
-        metrics = run(config, Workspace(inputs, outputs))
-    out = folder / "out"
-    return Analyzed(
-        metrics,
-        json.loads((out / "result" / RESULT_FILE).read_text(encoding="utf-8")),
-        (out / "flags" / optimize.FILE).read_bytes(),
-    )
+        inputs["flags"].mkdir()
+        Path("flags", optimize.FILE).write_bytes(flags)
+    metrics = run(config, Workspace(inputs, outputs))
+    result = json.loads((outputs["result"] / RESULT_FILE).read_text(encoding="utf-8"))
+    return Analyzed(metrics, result, (outputs["flags"] / optimize.FILE).read_bytes())

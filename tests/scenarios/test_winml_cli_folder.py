@@ -51,8 +51,7 @@ def cached(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None
     """A model whose stages are cached, so that the tests write files and run nothing."""
     project = Project(tmp_path_factory.mktemp("theirs"), commands)
     perceptron(project.folder / "model.onnx")
-    finished = project.run("build", "--onnx", "model.onnx", "--no-validate", "-o", "first")
-    assert finished.returncode == 0, finished.stderr
+    project.says("build", "--onnx", "model.onnx", "--no-validate", "-o", "first")
     return project
 
 
@@ -102,22 +101,18 @@ def test_python_can_overwrite_too(project: Project, monkeypatch: pytest.MonkeyPa
     assert project.contents()["notes.txt"] == b"mine"
 
 
-def test_a_model_in_the_folder_that_is_built_from_is_never_overwritten(project: Project) -> None:
+def test_what_a_build_reads_is_never_overwritten(project: Project) -> None:
     shutil.copyfile(project.folder / "model.onnx", project.out / "model.onnx")
-    before = project.contents()
-    finished = project.run("build", "--onnx", "out/model.onnx", "-o", "out", "--overwrite")
-    assert finished.returncode == 2
-    assert f"{Path('out/model.onnx')} is in the way: this build reads it, so it is not overwritten." in finished.stderr
-    assert "Move it, or choose another folder" in finished.stderr
-    assert project.contents() == before
-
-
-def test_the_recipe_of_their_build_is_never_overwritten_by_a_build_of_it(project: Project) -> None:
     recipe = json.dumps({"export": None, "validate": {"enabled": False}}).encode()
     (project.out / "winml_build_config.json").write_bytes(recipe)
+    before = project.contents()
+    said = project.says("build", "--onnx", "out/model.onnx", "-o", "out", "--overwrite", code=2)
+    assert f"{Path('out/model.onnx')} is in the way: this build reads it, so it is not overwritten." in said
+    assert "Move it, or choose another folder" in said
     code, said = build(project, "-c", "out/winml_build_config.json", "--overwrite")
     assert code == 2
     assert "winml_build_config.json is in the way: this build reads it" in said
+    assert project.contents() == before
     (project.out / "winml_build_config.json").rename(project.folder / "theirs.json")
     assert build(project, "-c", "theirs.json", "--overwrite")[0] == 0
     assert (project.folder / "theirs.json").read_bytes() == recipe
@@ -125,21 +120,18 @@ def test_the_recipe_of_their_build_is_never_overwritten_by_a_build_of_it(project
 
 def test_a_build_that_fails_leaves_their_files_as_they_were(project: Project) -> None:
     too_strict = ("-p", "w8a8", "--min-cosine", "1")
-    finished = project.run("build", "--onnx", "model.onnx", "-o", "out", "--overwrite", *too_strict)
-    assert finished.returncode == 1, finished.stderr
+    project.says("build", "--onnx", "model.onnx", "-o", "out", "--overwrite", *too_strict, code=1)
     assert project.contents() == {**THEIRS, **MINE}
 
 
-def test_what_is_no_file_is_in_the_way_whatever_is_said(project: Project) -> None:
+def test_what_is_no_file_is_in_the_way_and_a_file_without_a_manifest_unless_overwritten(project: Project) -> None:
     (project.out / "optimized.onnx").unlink()
     (project.out / "optimized.onnx").mkdir()
     code, said = build(project, "--overwrite")
     assert code == 2
     assert f"{Path('out/optimized.onnx')} is in the way" in said
     assert "Move it, or choose another folder" in said
-
-
-def test_a_file_without_a_manifest_beside_it_is_overwritten_only_when_asked_for(project: Project) -> None:
+    (project.out / "optimized.onnx").rmdir()
     (project.out / "build_manifest.json").unlink()
     code, said = build(project)
     assert code == 2

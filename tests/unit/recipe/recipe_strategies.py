@@ -1,172 +1,102 @@
-"""Hypothesis strategies for recipes and JSON values."""
+"""Hypothesis strategies for JSON values, and for recipes: valid values of every field of the schema."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Mapping
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from hypothesis import strategies as st
+from pydantic import JsonValue
+
+from winml_dag.recipe import fields
+from winml_dag.recipe.fields import Section, keys_of
+from winml_dag.recipe.schema import Compile, EpConfig, Recipe
 
 # Printable, and without the separators that only JSON allows unescaped.
 TEXT = st.text(
     st.characters(min_codepoint=0x20, max_codepoint=0x24F, exclude_characters="\x7f", exclude_categories=["Cc"])
 )
 WORDS = TEXT.filter(str.strip)
-FLOATS = st.floats(allow_nan=False, allow_infinity=False)
-INTEGERS = st.integers(-(10**30), 10**30)
-
 json_values: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | INTEGERS | FLOATS | TEXT,
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**30), 10**30)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXT,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
     max_leaves=8,
 )
-json_objects = st.dictionaries(TEXT, json_values, max_size=3)
 
-_counts = st.integers(1, 1000)
-_seeds = st.integers(0, 2**32 - 1)
-_devices = st.sampled_from(["auto", "cpu", "gpu", "npu"])
-_integer_types = st.sampled_from(["uint8", "int8", "uint16", "int16"])
-_words_or_null = st.none() | WORDS
-_booleans = st.booleans()
-
-
-def _section(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    return st.fixed_dictionaries({}, optional=fields)
-
-
-_random_weights = st.none() | st.booleans() | _section(seed=_seeds, config=json_objects)
-_loader = _section(
-    task=_words_or_null,
-    model_class=_words_or_null,
-    trust_remote_code=_booleans,
-    path=_words_or_null,
-    random_weights=_random_weights,
-)
-_input_tensors = st.lists(
-    st.fixed_dictionaries(
-        {"name": WORDS},
-        optional={
-            "dtype": st.sampled_from(["int32", "float32"]),
-            "shape": st.lists(_counts | WORDS, max_size=3),
-            "value_range": st.tuples(FLOATS, FLOATS).map(list),
-        },
-    ),
-    max_size=2,
-)
-_export = st.none() | _section(
-    opset_version=st.none() | st.integers(9, 2**31 - 1),
-    batch_size=_counts,
-    dynamo=st.none() | _booleans,
-    input_tensors=st.none() | _input_tensors,
-    output_tensors=st.lists(st.fixed_dictionaries({"name": WORDS}), max_size=2),
-    dynamic_axes=st.dictionaries(TEXT, st.dictionaries(st.integers(0, 5).map(str), WORDS), max_size=2),
-    compatibility=st.none() | _section(transformers_attention=st.sampled_from([None, "eager"])),
-    hierarchy_tag_format=st.sampled_from(["full", "module_only"]),
-)
-_booleans_or_null = st.none() | _booleans
-_weight_types = st.sampled_from(["uint4", "int4"]) | _integer_types
-_lists = st.none() | st.lists(WORDS, max_size=3)
-_overrides = _section(weight_type=st.none() | _weight_types, activation_type=st.none() | _integer_types)
-
-# Every field, with all valid values.
-QUANT_FIELDS: dict[str, st.SearchStrategy[Any]] = {
-    "mode": st.sampled_from(["static", "dynamic", "rtn", "fp16", "qdq"]),
-    "samples": _counts,
-    "calibration_method": st.sampled_from(["minmax", "entropy", "percentile"]),
-    "calibration_data": _words_or_null,
-    "task": _words_or_null,
-    "model_id": _words_or_null,
-    "dataset_name": _words_or_null,
-    "dataset_subset": _words_or_null,
-    "dataset_split": WORDS,
-    "columns_mapping": st.none() | st.dictionaries(WORDS, WORDS, max_size=3),
-    "model_type": _words_or_null,
-    "weight_type": st.none() | _weight_types,
-    "activation_type": st.none() | _integer_types,
-    "per_channel": _booleans_or_null,
-    "symmetric": _booleans_or_null,
-    "weight_symmetric": _booleans_or_null,
-    "activation_symmetric": _booleans_or_null,
-    "op_types_to_quantize": _lists,
-    "op_types_to_exclude": _lists,
-    "nodes_to_exclude": _lists,
-    "node_overrides": st.none() | st.dictionaries(WORDS, _overrides, max_size=3),
-    "equalize": _booleans_or_null,
-    "rtn_bits": st.sampled_from([4, 8]),
-    "rtn_block_size": _counts,
-    "rtn_symmetric": _booleans,
-    "rtn_accuracy_level": st.integers(0, 4),
-    "rtn_float_type": st.sampled_from(["float32", "float16"]),
-    "reduce_range": _booleans,
-    "fp16_keep_io_types": _booleans,
-    "fp16_op_block_list": _lists,
-    "save_calibration": _booleans,
-    "distribution": st.sampled_from(["uniform", "normal"]),
-    "seed": st.none() | _seeds,
-    "calibration_load_path": _words_or_null,
-    "calibration_save_path": _words_or_null,
+# By the mark of a field's type, for those whose values do not follow from their type.
+_numbers_or_names = st.integers(1, 1000) | WORDS
+_SPECIAL = {
+    fields.PrecisionName: st.sampled_from(["auto", "fp32", "int8", "w8a16", "w4a16"]),
+    fields.CapabilityName: st.sampled_from(["gelu_fusion", "constant_folding"]),
+    fields.Axis: st.integers(0, 5).map(str),
+    fields.Dimension: _numbers_or_names,
+    fields.Chip: _numbers_or_names,
+    fields.ModelPath: WORDS | st.dictionaries(TEXT, WORDS, max_size=2),
 }
-quant_sections = _section(**QUANT_FIELDS)
-_options = st.dictionaries(TEXT, TEXT, max_size=2)
-compile_sections = _section(
-    execution_provider=_words_or_null,
-    provider_options=_options,
-    device=_devices,
-    embed_context=_booleans,
-    validate=_booleans,
-    quantize=_booleans_or_null,
-    quant_config=st.none() | quant_sections,
-    ep_device=st.none() | _section(ep=WORDS, device=_devices, source=_words_or_null),
-)
-_nested_compile = st.fixed_dictionaries(
-    {"ep_config": _section(provider=WORDS, embed_context=_booleans, provider_options=_options)}
-)
-_dataset = _section(
-    path=WORDS,
-    samples=_counts,
-    columns_mapping=_options,
-    label_mapping=st.dictionaries(TEXT, st.integers(0, 9), max_size=2),
-)
-_eval = st.none() | _section(
-    task=WORDS,
-    model_path=WORDS | st.dictionaries(TEXT, WORDS, max_size=2),
-    dataset=_dataset,
-    shape_config=json_objects,
-    batch_size=_counts,
-    pooling=st.none() | st.sampled_from(["mean", "cls"]),
-)
+# Only one of each pair may be there: the other ones are ep_config and iterations.
+_LEFT_OUT = ("ep_config", "duration")
 
-# There is one quantization: a section of its own, or one in compile.
-_quantized = _section(quant=st.none() | quant_sections, compile=st.none() | _nested_compile) | _section(
-    quant=st.none(), compile=compile_sections
-)
-_others = _section(
-    model=_words_or_null,
-    ep=_words_or_null,
-    device=_devices,
-    precision=st.sampled_from(["auto", "fp32", "int8", "w8a16", "w4a16"]),
-    loader=st.none() | _loader,
-    export=_export,
-    optim=st.none() | st.dictionaries(st.sampled_from(["gelu_fusion", "constant_folding"]), _booleans),
-    eval=_eval,
-    validate=_section(
-        enabled=_booleans,
-        min_cosine=st.none() | st.floats(-1, 1) | st.integers(-1, 1),
-        min_sqnr_db=st.none() | st.floats(-9, 9),
-        max_abs_error=st.none() | st.floats(0, 9),
-        min_top1_agreement=st.none() | st.floats(0, 1),
-        input_data=WORDS,
-        samples=_counts,
-        seed=_seeds,
-    ),
-    perf=_section(
-        warmup=_counts,
-        iterations=_counts,
-        threads=_counts,
-        sizes=st.dictionaries(WORDS, _counts, max_size=2),
-        seed=_seeds,
-        input_data=WORDS,
-    ),
-    auto=_booleans,
-    skip_optimize=_booleans,
-)
-recipes = st.builds(lambda one, other: {**one, **other}, _others, _quantized)
+
+def _values(kind: Any, marks: Iterable[Any] = ()) -> st.SearchStrategy[Any]:
+    """Return the values of a field of the type *kind*, which is annotated with *marks*."""
+    origin, inner = get_origin(kind), get_args(kind)
+    for special, values in _SPECIAL.items():
+        if any(mark is get_args(special)[1] for mark in marks):
+            return values
+    if origin is Annotated:
+        return _values(inner[0], inner[1:])
+    if kind is JsonValue:
+        return json_values
+    if origin in (Union, UnionType):
+        return st.one_of(*map(_values, inner))
+    if origin is Literal:
+        return st.sampled_from(inner)
+    if origin is tuple:
+        several = st.lists(_values(inner[0]), max_size=2)
+        return several if inner[-1] is Ellipsis else st.tuples(*map(_values, inner)).map(list)
+    if origin is Mapping:
+        return st.dictionaries(_values(inner[0]), _values(inner[1]), max_size=2)
+    if kind is Compile:
+        return sections(Compile) | st.fixed_dictionaries({"ep_config": sections(EpConfig)})
+    if issubclass(kind, Section):
+        return sections(kind)
+    limits = {
+        name: value for mark in marks for each in getattr(mark, "metadata", [mark]) for name, value in _limits(each)
+    }
+    least, most = limits.get("ge", limits.get("gt")), limits.get("le")
+    if kind is int:
+        return st.integers(least if "ge" in limits or least is None else least + 1, most)
+    if kind is float:
+        return st.floats(least, most, exclude_min="gt" in limits, allow_nan=False, allow_infinity=False)
+    return {bool: st.booleans(), NoneType: st.none(), str: WORDS if marks else TEXT}[kind]
+
+
+def _limits(mark: object) -> Iterable[tuple[str, Any]]:
+    return ((name, getattr(mark, name)) for name in ("ge", "gt", "le") if hasattr(mark, name))
+
+
+@cache
+def sections(kind: type[Section]) -> st.SearchStrategy[dict[str, Any]]:
+    """Return sections with some of their fields."""
+    known = {name: info for name, info in kind.model_fields.items() if name not in _LEFT_OUT}
+    every = {keys_of(name, info)[0]: _values(info.annotation, info.metadata) for name, info in known.items()}
+    required = [name for name, info in known.items() if info.is_required()]
+    some = st.lists(st.sampled_from(sorted(every)), unique=True, max_size=15)
+    return some.flatmap(lambda names: st.fixed_dictionaries({name: every[name] for name in (*names, *required)}))
+
+
+def _quantized_once(recipe: dict[str, Any]) -> dict[str, Any]:
+    """Keep the quantization of the recipe, and not that of compile, if there are both."""
+    compile_ = recipe.get("compile")
+    if recipe.get("quant") is not None and compile_ is not None:
+        compile_.pop("quant_config", None)
+    return recipe
+
+
+recipes = sections(Recipe).map(_quantized_once)

@@ -331,6 +331,7 @@ def test_other_keys_must_be_text(key: str) -> None:
         ("a: !!binary x", "a.yaml:1:4: tags (a word that begins with !) are not supported"),
         ("a: 1\n---\nb: 1", "a.yaml:2:1: a recipe is one document; there is a second one here"),
         ("a: 1\nb: \x07", "a.yaml:2:4: control characters are not allowed"),
+        ("a: 1\nb: \ud800", "a.yaml:2:1: the text has half of a character"),
         ("a: &a {}\nb: {<<: *a}", "a.yaml:2:5: merge keys (<<) are not supported; write the keys out"),
         ("a: *a", "a.yaml:1:4: the alias *a does not refer to a complete value before it"),
         ("a: &a [*a]", "a.yaml:1:8: the alias *a does not refer to a complete value before it"),

@@ -251,6 +251,13 @@ def test_a_bound_for_decisions_needs_an_output_with_decisions(tmp_path):
     assert validate(tmp_path / "same", model(output="logits"), model(output="logits"), **how)
 
 
+def test_a_result_that_is_twice_as_large_is_no_result(tmp_path):
+    """Its cosine is 1."""
+    twice = graph("g (float[2, 3] x) => (float[2, 3] y) { y = Add (x, x) }")
+    with pytest.raises(StageError, match=r"signal to noise .* dB, below validate.min_sqnr_db of 0.5 \(cosine 1,"):
+        validate(tmp_path, twice, model(), precision=AS_IT_IS)
+
+
 def test_a_model_without_a_reference_has_to_load_run_and_give_numbers(tmp_path):
     report = validate(tmp_path / "sound", model("Abs"))
     assert report["reference"] is False
