@@ -254,7 +254,7 @@ def precisions() -> str:
 
 
 def _meaning(found: precision.Precision) -> str:
-    if found.is_auto:
+    if found.name == "auto":
         return "see [auto](#what-auto-is)"
     if found.mode == "static":
         return f"static: integers of {found.weight_bits} bits for weights, of {found.activation_bits} for activations"

@@ -76,7 +76,7 @@ def test_a_provider_of_a_package_is_listed_decides_integers_and_runs_the_model(s
     # The package's declaration is in the keys: another version of it is different work.
     (site / "acme_provider-1.0.dist-info").rename(site / "acme_provider-1.1.dist-info")
     (site / "acme_provider-1.1.dist-info" / "METADATA").write_text("Name: acme-provider\nVersion: 1.1\n")
-    code, value, _ = run(site, "build", *build)
+    code, value, _ = run(site, "plan", *build)
     assert code == 0
     assert "quantize" in with_status(value, "reused")
     assert "validate" in with_status(value, "ran")

@@ -113,7 +113,9 @@ def environment_of(ep: ExecutionProvider) -> Environment | None:
 
     Raises UsageError if the configuration names an unknown provider, or something that is not an environment for *ep*.
     """
-    if not _are_environments_configured():
+    path = config_file()
+    before_reading(path)
+    if not (any(map(os.environ.get, (ENVIRONMENTS_VARIABLE, CONFIG_VARIABLE))) or path.exists()):
         return None
     # Imported here: most users have one environment.
     from winml_dag.ep.environments import look, named_environments
@@ -122,12 +124,6 @@ def environment_of(ep: ExecutionProvider) -> Environment | None:
     if len(chosen) > 1 and chosen[0].source == chosen[1].source:
         raise UsageError(f"{chosen[0].where} and {chosen[1].where} are both for {ep.name}.", advice="Keep one of them.")
     return look(chosen[0]) if chosen else None
-
-
-def _are_environments_configured() -> bool:
-    path = config_file()
-    before_reading(path)
-    return any(map(os.environ.get, (ENVIRONMENTS_VARIABLE, CONFIG_VARIABLE))) or path.exists()
 
 
 def _named_ep(name: str, where: str) -> ExecutionProvider:

@@ -146,7 +146,7 @@ def precision_for(name: str, target: Target) -> Precision:
         UsageError: for an unknown name, and for a precision that the target cannot run, with one that it can.
     """
     precision = parse_precision(name)
-    if precision.is_auto:
+    if precision.name == "auto":
         return parse_precision(target.ep.auto[target.device][0])
     integers, ep = target.ep.integers, target.ep.name
     weights, activations = precision.weight_bits, precision.activation_bits

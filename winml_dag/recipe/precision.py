@@ -30,10 +30,6 @@ class Precision:
     weight_bits: int | None = None
     activation_bits: int | None = None
 
-    @property
-    def is_auto(self) -> bool:
-        return self.name == "auto"
-
 
 class QuantFields(Protocol):
     """The fields of a ``quant`` section with resolved types that :func:`precision_name` reads."""

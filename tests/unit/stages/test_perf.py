@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from evaluation_samples import linear_model, table
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from winml_dag import EvalResult, PerfResult, evaluate_onnx, measure_onnx
@@ -36,6 +36,7 @@ from winml_dag.stages.perf.measurement import batch_size_of, in_batches, of_size
 
 
 @given(st.lists(st.integers(1, 10**12), min_size=1, max_size=300), st.sampled_from([1, 50, 90, 99, 100]))
+@settings(max_examples=30)
 def test_a_percentile_is_a_value_that_was_measured(values: list[int], percent: int) -> None:
     found = percentile(sorted(values), percent)
     assert found in values
@@ -43,6 +44,7 @@ def test_a_percentile_is_a_value_that_was_measured(values: list[int], percent: i
 
 
 @given(st.lists(st.integers(1, 10**9), min_size=1, max_size=50))
+@settings(max_examples=30)
 def test_figures_are_those_of_all_inferences_in_milliseconds(values: list[int]) -> None:
     told = latency_json(Latencies(tuple(values), sum(values)))
     assert told["inferences"] == len(values)
@@ -120,6 +122,7 @@ def test_open_sizes_are_told_of_but_not_the_batch() -> None:
 
 
 @given(st.integers(1, 12), st.integers(1, 8))
+@settings(max_examples=50)
 def test_samples_are_put_together_in_order_and_used_again_when_a_batch_has_more(count: int, size: int) -> None:
     samples = [{"x": np.full((1, 2), number), "y": np.full((1, 1), -number)} for number in range(count)]
     batches = in_batches(samples, size)

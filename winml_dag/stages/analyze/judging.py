@@ -265,15 +265,11 @@ def as_quantized(case: Case, activations: str, weights: str, *, per_channel: boo
     floats = [operand for operand in case.inputs if operand is not None and operand.dtype in ("float32", "")]
     if case.quantized is not None or not floats:
         return case
-    if not _has_weights(case):
+    # The constants that quantizing turns into integers of the weight type.
+    known = (case.inputs[number] for number in _WEIGHTS.get(case.op_type, ()) if number < len(case.inputs))
+    if not any(operand is not None and operand.constant for operand in known):
         return replace(case, quantized=Quantized(activations, ""))
     return replace(case, quantized=Quantized(activations, weights, per_channel and case.op_type in CHANNEL_AXES))
-
-
-def _has_weights(case: Case) -> bool:
-    """Whether *case* has a constant that quantizing turns into integers of the weight type."""
-    known = (case.inputs[number] for number in _WEIGHTS.get(case.op_type, ()) if number < len(case.inputs))
-    return any(operand is not None and operand.constant for operand in known)
 
 
 def _given(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -135,14 +135,16 @@ def run(config: PerfConfig, workspace: Workspace) -> JsonObject:
     import onnxruntime  # not before the model has been loaded, which is measured
 
     is_random = not workspace.has("data")
+    of_model, *others = map(_load_json, loads)
+    baseline = {"load": others[0], "times_longer": others[0]["seconds"] / of_model["seconds"]} if others else None
     report: JsonObject = {
         "execution_provider": target.ep.name,
         "device": target.device,
         "provider_options": dict(config.target.provider_options),
         "onnxruntime": onnxruntime.__version__,
         "host": dict(config.host),
-        "load": _load_json(loads[0]),
-        "baseline": _baseline_json(*loads) if len(loads) > 1 else None,
+        "load": of_model,
+        "baseline": baseline,
         "first_inference_ms": first_ms,
         "latency_ms": latency_json(latencies),
         "throughput": throughput_json(latencies, batch_size),
@@ -179,7 +181,7 @@ def _model(path: Path, target: Target, config: PerfConfig) -> Model:
     return Model(str(path), target.ep.name, target.device, options, config.perf.threads, compiled)
 
 
-def _load_json(loads: Sequence[Load]) -> JsonObject:
+def _load_json(loads: Sequence[Load]) -> dict[str, Any]:
     return {
         "seconds": statistics.median(load.seconds for load in loads),
         "import_seconds": statistics.median(load.import_seconds for load in loads),
@@ -187,12 +189,6 @@ def _load_json(loads: Sequence[Load]) -> JsonObject:
         "each_seconds": [load.seconds for load in loads],
         "each_waited_share": [load.waited_share for load in loads],
     }
-
-
-def _baseline_json(loads: Sequence[Load], baseline: Sequence[Load]) -> JsonObject:
-    told = _load_json(baseline)
-    ratio = statistics.median(load.seconds for load in baseline) / statistics.median(load.seconds for load in loads)
-    return {"load": told, "times_longer": ratio}
 
 
 def _first_inference(session: onnxruntime.InferenceSession, feed: Feed) -> float:
