@@ -19,6 +19,11 @@ JsonObject: TypeAlias = Mapping[str, JsonValue]
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
+def mapping(value: JsonValue) -> JsonObject:
+    """*value* if it is an object, else an empty one: for JSON from elsewhere, or of another version."""
+    return value if isinstance(value, Mapping) else {}
+
+
 def canonical_json(value: JsonValue) -> str:
     """The canonical text of *value*.
 

@@ -111,7 +111,7 @@ class _BuildJob(GraphJob[BuildResult]):
         planned, store, own, options = self._planned, self._store, self._own, self._driver.options
         finished = result_of(planned, results, time.monotonic() - began, others=planned.others)
         if any(result.status in (Status.FAILED, Status.SKIPPED) for result in results):
-            kept = tuple(_with_refused(results, store))
+            kept = tuple(_with_kept(result, store) for result in results)
             return result_of(planned, kept, finished.elapsed_seconds, others=planned.others)
         by_id = {result.node.id: result for result in results}
         checked_ns = time.time_ns()
@@ -132,31 +132,24 @@ class _BuildJob(GraphJob[BuildResult]):
         return _BuildJob(self.label, whole(self._planned, self._store), self._driver)
 
 
-# The output of a stage whose result the build rejected is kept next to the failure logs, since the output folder does
-# not change.
+def _with_kept(result: StageResult, store: Store) -> StageResult:
+    """Return *result*, for one that the build rejected with the path of a copy of the file that explains why.
 
-
-def _with_refused(results: Iterable[StageResult], store: Store) -> Iterator[StageResult]:
-    """Yield *results*; rejected ones get the path of the file that explains why."""
-    for result in results:
-        kept = _kept(result, store) if result.status is Status.FAILED and result.record is not None else None
-        yield result if kept is None else replace(result, kept=kept)
-
-
-def _kept(result: StageResult, store: Store) -> Path | None:
-    """Copy the explaining file next to the failure logs. None if there is no such file, or no disk space for it."""
-    assert result.record is not None
+    The copy is next to the failure logs, since the output folder does not change. There is none if the stage publishes
+    no such file, or without disk space for it.
+    """
+    if result.status is not Status.FAILED or result.record is None:
+        return result
     name = next(iter(result.node.stage.published.values()), None)
     entry = next((file for file in result.record.files() if file.name == name), None)
-    if entry is None:
-        return None
-    kept = store.failures / f"{result.node.stage.name}-{result.record.cache_key[:16]}{Path(entry.name).suffix}"
-    with suppress(OSError):
-        store.failures.mkdir(parents=True, exist_ok=True)
-        store.fetch_ahead((entry,))
-        shutil.copyfile(store.blobs.path(entry.digest), kept)
-        return kept
-    return None
+    if entry is not None:
+        kept = store.failures / f"{result.node.stage.name}-{result.record.cache_key[:16]}{Path(entry.name).suffix}"
+        with suppress(OSError):
+            store.failures.mkdir(parents=True, exist_ok=True)
+            store.fetch_ahead((entry,))
+            shutil.copyfile(store.blobs.path(entry.digest), kept)
+            return replace(result, kept=kept)
+    return result
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from winml_dag.engine.stage import Node, Skip, Source, Stage
 from winml_dag.store.artifact import Artifact, FileEntry
 
 if TYPE_CHECKING:
-    from winml_dag.engine.stage import Node
     from winml_dag.ep.qairt import QairtSdk
     from winml_dag.ep.registry import Target
     from winml_dag.pipeline.plan_text import CachedPlan

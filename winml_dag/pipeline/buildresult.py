@@ -76,12 +76,10 @@ class BuildResult:
     def _component(self, name: str) -> BuildResult:
         stages = tuple(view for view in self.stages if view.id.startswith(f"{name}."))
         like_before = tuple(view for view in self.like_before if view.id.startswith(f"{name}."))
-        notices = tuple(text for text in self.build.notices if not self._is_of_another(text, name))
+        others = tuple(f"{other}: " for other in self.build.components if other != name)
+        notices = tuple(text for text in self.build.notices if not text.startswith(others))
         build = replace(self.build.part(name), notices=notices)
         return replace(self, build=build, stages=stages, like_before=like_before)
-
-    def _is_of_another(self, notice: str, component: str) -> bool:
-        return any(notice.startswith(f"{name}: ") for name in self.build.components if name != component)
 
     @property
     def failed(self) -> bool:

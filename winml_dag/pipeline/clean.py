@@ -20,7 +20,6 @@ from winml_dag.pipeline.commit import held
 from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST
 from winml_dag.pipeline.manifest import Manifest, read_manifest
 from winml_dag.store.artifact import FileEntry
-from winml_dag.store.digest import Fingerprints
 from winml_dag.store.files import Below, in_words
 from winml_dag.store.store import Store
 
@@ -66,7 +65,8 @@ def _clean(folder: Path, store: Store, recipe: Path | None, *, dry_run: bool) ->
     edited: list[Path] = []
     for at, entry in _listed(below, manifest, recipe):
         path = at.folder / entry.name
-        if at.is_file(entry.name) and _has_bytes(path, entry, store.fingerprints):
+        as_built = at.is_file(entry.name) and path.stat().st_size == entry.size
+        if as_built and store.fingerprints.unchanged(path, entry.digest):
             ours.append((at, entry.name))
         elif os.path.lexists(path):
             edited.append(path)
@@ -105,10 +105,6 @@ def _listed(below: Below, manifest: Manifest, recipe: Path | None) -> Iterator[t
     beside = Below(recipe.parent.resolve())
     for entries in manifest.placed_in(beside.folder, below.folder).values():
         yield from ((beside, entry) for entry in entries)
-
-
-def _has_bytes(path: Path, entry: FileEntry, fingerprints: Fingerprints) -> bool:
-    return path.stat().st_size == entry.size and fingerprints.unchanged(path, entry.digest)
 
 
 def _is_settings_of(path: Path, manifest: Manifest) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.canonical import JsonObject, JsonValue, mapping
 from winml_dag.engine.stage import Skip
 from winml_dag.errors import RecipeError, known_instead
 from winml_dag.pipeline.buildgraph import Build, CompositeBuild, prefixed
@@ -45,26 +45,23 @@ def components_for(context: ResolveContext, model: Model) -> tuple[Component, ..
     Raises:
         RecipeError: for a component that the model does not have.
     """
-    named = context.overrides.submodel
+    named, loader = context.overrides.submodel, context.recipe.loader
+    # A model from a user's script is exported in one piece.
+    composite = None if loader.user_script else composite_of(model.model_type)
     if model.onnx is not None:
+        why = f"{model.name} is ONNX already, so it has no components."
+    elif loader.module_path is not None:
+        why = "loader.module_path names one module, so there are no components."
+    else:
+        why = f"{model.name} is exported in one piece."
+    if composite is None or model.onnx is not None or loader.module_path is not None:
         if named is not None or context.recipe.components:
-            raise RecipeError(f"{model.name} is ONNX already, so it has no components.", advice=_LEAVE_OUT)
-        if context.recipe.loader.module_path is not None:
+            raise RecipeError(why, advice="Remove `components` and --submodel.")
+        if model.onnx is not None and loader.module_path is not None:
             raise RecipeError(
                 f"{model.name} is ONNX already, so loader.module_path cannot be taken out of it.",
                 advice="Name the PyTorch model that it was exported from.",
             )
-        return ()
-    if context.recipe.loader.module_path is not None:
-        if named is not None or context.recipe.components:
-            raise RecipeError("loader.module_path names one module, so there are no components.", advice=_LEAVE_OUT)
-        return ()
-    loader = context.recipe.loader
-    # A model from a user's script is exported in one piece.
-    composite = None if loader.user_script else composite_of(model.model_type)
-    if composite is None:
-        if named is not None or context.recipe.components:
-            raise RecipeError(f"{model.name} is exported in one piece.", advice=_LEAVE_OUT)
         return ()
     known = [component.name for component in composite.components]
     if unknown := next((name for name in context.recipe.components if name not in known), None):
@@ -72,9 +69,6 @@ def components_for(context: ResolveContext, model: Model) -> tuple[Component, ..
     if named is not None:
         return (component_named(str(model.model_type), named),)
     return chosen_components(model.model_type, context.task or model.task, loader.model_class)
-
-
-_LEAVE_OUT = "Remove `components` and --submodel."
 
 
 def recipe_of(recipe: Recipe, component: Component) -> Recipe:
@@ -174,7 +168,7 @@ def _with_own_outputs(context: ResolveContext, component: Component, build: Buil
     if _writes_outputs(context.recipe.components.get(component.name)):
         return build
     config, settings = _export_of(build), build.summary.settings
-    export = {name: value for name, value in _mapping(settings["export"]).items() if name != "output_tensors"}
+    export = {name: value for name, value in mapping(settings["export"]).items() if name != "output_tensors"}
     config = replace(config, export=replace(config.export, output_tensors=None))
     return replace(
         build.with_configs(export=config), summary=replace(build.summary, settings={**settings, "export": export})
@@ -259,11 +253,11 @@ def _settings(parts: Mapping[str, Build], shared: Mapping[str, tuple[str, ...]],
     settings = {name: build.summary.settings for name, build in parts.items()}
     first = next(iter(settings.values()))
     in_common = {name: value for name, value in first.items() if name not in _SECTIONS}
-    loader = {name: value for name, value in _mapping(first["loader"]).items() if name != "model_class"}
+    loader = {name: value for name, value in mapping(first["loader"]).items() if name != "model_class"}
     tensors: dict[str, JsonValue] = {}
     components: dict[str, JsonValue] = {}
     for name, decided in settings.items():
-        export = _mapping(decided["export"])
+        export = mapping(decided["export"])
         tensors |= {field: export[field] for field in shared[name] if field in export}
         own = {field: value for field, value in export.items() if field not in shared[name]}
         components[name] = {**{section: decided[section] for section in _SECTIONS if section in decided}, "export": own}
@@ -273,7 +267,3 @@ def _settings(parts: Mapping[str, Build], shared: Mapping[str, tuple[str, ...]],
         "export": tensors,
         "components": components,
     }
-
-
-def _mapping(value: JsonValue) -> JsonObject:
-    return value if isinstance(value, Mapping) else {}

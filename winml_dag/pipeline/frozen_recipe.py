@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.canonical import JsonObject, JsonValue, mapping
 from winml_dag.engine.execute import Job, LocalExecutor
 from winml_dag.engine.stage import Node, Source, Stage, config_json
 from winml_dag.errors import StageError, UsageError
@@ -81,7 +81,11 @@ def frozen_recipe(request: Request, folder: Path, *, module: str | None = None) 
     model_type = None if export is None else export.loader.model_type
     settings["loader"] = {
         **({} if model_type is None else {"model_type": model_type}),
-        **{name: value for name, value in _section(settings, "loader") if name != "random_weights" or not nameless},
+        **{
+            name: value
+            for name, value in mapping(settings.get("loader")).items()
+            if name != "random_weights" or not nameless
+        },
     }
     summary = build.summary
     model = f"Any {_model_type(request, base)}" if nameless else str(summary.model_id)
@@ -131,14 +135,12 @@ def _with_tensors(frozen: FrozenRecipe, settings: JsonObject, build: Build | Com
     notices: list[str] = []
     written = dict(settings)
     if isinstance(build, CompositeBuild):
-        components = dict(_section(settings, "components"))
+        components = dict(mapping(settings.get("components")))
         for name, part in build.parts.items():
-            own = components.get(name)
-            own = own if isinstance(own, Mapping) else {}
             component = build.export.components[name]
             loader = replace(build.export.loader, model_class=component.model_class, task=component.task)
             config = SignatureConfig(loader, component.export, component)
-            components[name] = _spelled_out(own, config, part.sources.get("model"), notices)
+            components[name] = _spelled_out(mapping(components.get(name)), config, part.sources.get("model"), notices)
         written["components"] = components
     elif (export := build.chosen("export")) and "script" not in build.sources and export.loader.module_path is None:
         config = SignatureConfig(export.loader, export.export)
@@ -172,13 +174,8 @@ def _spelled_out(settings: JsonObject, config: SignatureConfig, model: Source | 
         return settings
     tensors = {name: value for name, value in metrics.items() if name in ("input_tensors", "output_tensors") and value}
     # The tensors' shapes already have the sizes.
-    export = {name: value for name, value in _section(settings, "export") if name != "shape_config"}
+    export = {name: value for name, value in mapping(settings.get("export")).items() if name != "shape_config"}
     return {**settings, "export": {**export, "batch_size": config.export.batch_size, **tensors}}
-
-
-def _section(settings: JsonObject, name: str) -> list[tuple[str, JsonValue]]:
-    value = settings.get(name)
-    return list(value.items()) if isinstance(value, Mapping) else []
 
 
 # Sections of a model's recipe that do not apply to a module, whose inputs are not the model's data.
@@ -213,22 +210,22 @@ def module_recipes(
     """
     config = config_json(CaptureConfig(loader, export, module_class))
     metrics = run_ephemeral_stage(CAPTURE, config, {MODEL_SOURCE: model, SCRIPT_SOURCE: script})
-    found = _objects(metrics.get("modules"))
-    return tuple(_recipe(settings, loader, module_class, module) for module in found), dict(
-        _section(metrics, "left_out")
-    )
+    modules = metrics.get("modules")
+    found = [each for each in modules if isinstance(each, Mapping)] if isinstance(modules, list | tuple) else []
+    recipes = tuple(_recipe(settings, loader, module_class, module) for module in found)
+    return recipes, mapping(metrics.get("left_out"))
 
 
 def _recipe(settings: JsonObject, of_model: LoaderFields, module_class: str, module: JsonObject) -> JsonObject:
     whole = {name: value for name, value in settings.items() if name not in _OF_THE_MODEL}
     loader = {
-        **dict(_section(settings, "loader")),
+        **mapping(settings.get("loader")),
         "model_type": of_model.model_type,  # winml-cli requires it
         "model_class": module_class,
         "module_path": module["path"],
     }
     export: dict[str, JsonValue] = {
-        **{name: value for name, value in _section(settings, "export") if name not in _OF_ITS_TENSORS},
+        **{name: value for name, value in mapping(settings.get("export")).items() if name not in _OF_ITS_TENSORS},
         "input_tensors": module["input_tensors"],
         "output_tensors": [{"name": name} for name in _texts(module["outputs"])],
     }
@@ -238,10 +235,6 @@ def _recipe(settings: JsonObject, of_model: LoaderFields, module_class: str, mod
     if isinstance(quant, Mapping):
         whole["quant"] = {name: value for name, value in quant.items() if name not in _OF_ITS_DATA}
     return {**whole, "loader": loader, "export": export}
-
-
-def _objects(value: JsonValue) -> list[JsonObject]:
-    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list | tuple) else []
 
 
 def _texts(value: JsonValue) -> list[str]:

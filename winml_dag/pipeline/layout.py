@@ -11,12 +11,12 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from winml_dag.canonical import JsonObject, canonical_json
+from winml_dag.canonical import JsonObject, canonical_json, mapping
 from winml_dag.errors import RecipeError, StoreError, UsageError
 from winml_dag.names import KEPT
 from winml_dag.pipeline.buildgraph import BuildGraph, prefixed
@@ -70,11 +70,8 @@ def reports(node: Node) -> tuple[str, ...]:
 
 def _wants_hierarchy(config: JsonObject) -> bool:
     """Whether the export has a hierarchy; if one of several components has one, all do."""
-    components = config.get("components")
-    if isinstance(components, Mapping):
-        return any(_wants_hierarchy(each) for each in components.values() if isinstance(each, Mapping))
-    export = config["export"]
-    return isinstance(export, Mapping) and bool(export["enable_hierarchy_tags"])
+    parts = mapping(config.get("components")).values() or (config,)
+    return any(mapping(mapping(part).get("export")).get("enable_hierarchy_tags") for part in parts)
 
 
 def published_outputs(node: Node, settings: JsonObject, components: Collection[str] = ()) -> Iterator[tuple[str, str]]:
@@ -92,11 +89,8 @@ def published_outputs(node: Node, settings: JsonObject, components: Collection[s
 
 def _shows_ranges(settings: JsonObject, component: str = "") -> bool:
     if component:
-        components = settings.get("components")
-        own = components.get(component) if isinstance(components, Mapping) else None
-        settings = own if isinstance(own, Mapping) else {}
-    quant = settings.get("quant")
-    return isinstance(quant, Mapping) and bool(quant.get("save_calibration"))
+        settings = mapping(mapping(settings.get("components")).get(component))
+    return bool(mapping(settings.get("quant")).get("save_calibration"))
 
 
 def is_carried_on(node: Node, other: Node) -> bool:
@@ -150,8 +144,7 @@ def published_files(planned: BuildGraph, results: Mapping[str, StageResult], sto
     """
     found: dict[str, FileEntry] = {}
     rewritten: dict[str, bytes] = {}
-    one = planned.summary.output_file
-    for named in _files_of_all(planned, results) if one is None else _files_of_one(planned, results, one):
+    for named in _named_files(planned, results):
         entries, texts = _in_the_folder(named, store)
         rewritten |= texts
         for entry in entries:
@@ -162,19 +155,18 @@ def published_files(planned: BuildGraph, results: Mapping[str, StageResult], sto
 
 def needed_files(planned: BuildGraph, results: Mapping[str, StageResult]) -> Iterator[FileEntry]:
     """Yield the files of the store that the output folder needs, unchanged or rewritten."""
-    one = planned.summary.output_file
-    for named in _files_of_all(planned, results) if one is None else _files_of_one(planned, results, one):
+    for named in _named_files(planned, results):
         yield from named.files
 
 
 def wanted_reports(planned: BuildGraph) -> Iterator[str]:
-    """Yield the names of reports next to a build's single output file, or next to those of its components."""
-    yield from _reports(planned, wanted=True)
+    """Return the names of reports next to a build's single output file, or next to those of its components."""
+    return _beside_outputs(planned, reports)
 
 
 def outdated_reports(planned: BuildGraph) -> Iterator[str]:
-    """Yield the names of reports that an earlier build may have written next to this file, and this one does not."""
-    yield from _reports(planned, wanted=False)
+    """Return the names of reports that an earlier build may have written next to this file, and this one does not."""
+    return _beside_outputs(planned, lambda node: () if node.stage.name != "export" or reports(node) else (HIERARCHY,))
 
 
 @dataclass(frozen=True)
@@ -183,6 +175,11 @@ class _Named:
 
     files: tuple[FileEntry, ...]
     names: Mapping[str, str] = field(default_factory=dict)
+
+
+def _named_files(planned: BuildGraph, results: Mapping[str, StageResult]) -> Iterator[_Named]:
+    one = planned.summary.output_file
+    return _files_of_all(planned, results) if one is None else _files_of_one(planned, results, one)
 
 
 def _files_of_all(planned: BuildGraph, results: Mapping[str, StageResult]) -> Iterator[_Named]:
@@ -214,18 +211,13 @@ def _files_of_one(planned: BuildGraph, results: Mapping[str, StageResult], name:
             yield _Named(chosen, {entry.name: beside_output(beside, entry.name) for entry in chosen})
 
 
-def _reports(planned: BuildGraph, *, wanted: bool) -> Iterator[str]:
+def _beside_outputs(planned: BuildGraph, reports_of: Callable[[Node], tuple[str, ...]]) -> Iterator[str]:
     summary = planned.summary
     assert summary.output_file is not None
     names = [path.name for path in summary.models_by_component.values()] or [summary.output_file]
     for node in planned.graph.nodes:
         if is_builtin(node):
-            of_node = reports(node)
-            if node.stage.name == "export" and not wanted:
-                of_node = () if of_node else (HIERARCHY,)
-            elif not wanted:
-                of_node = ()
-            yield from (beside_output(name, report) for name in names for report in of_node)
+            yield from (beside_output(name, report) for name in names for report in reports_of(node))
 
 
 def _in_the_folder(named: _Named, store: Store) -> tuple[list[FileEntry], dict[str, bytes]]:

@@ -121,7 +121,7 @@ class Line:
         build: Build,
         fingerprints: Fingerprints,
         rewired: Mapping[str, Mapping[str, str]],
-        known: Known | None = None,
+        known: Known,
         *,
         prefix: str = "",
         start: Start | None = None,
@@ -136,7 +136,7 @@ class Line:
         self._fingerprints = fingerprints
         self._rewired = rewired
         self.looked_at: dict[Path, None] = {}
-        self._known = known or Known()
+        self._known = known
         self._prefix = prefix
         model = build.sources.get("model")
         self._kind = artifact_types.FLOAT_MODEL if model is None else model.kind
@@ -171,7 +171,10 @@ class Line:
                 if name == "calibrate" and (saved := build.save_ranges):
                     node = replace(node, folder=saved.folder, paths={"ranges": saved.path})
                 elif name == "finalize" and build.also:
-                    node = _final_of_models(node)
+                    # Imported here, as below: most builds compile one model with onnxruntime.
+                    from winml_dag.stages.shared import FINALIZE_SHARED
+
+                    node = replace(node, stage=FINALIZE_SHARED, kinds={})
                 yield self._taken(node)
 
     def _rounds(self) -> Iterator[Node]:
@@ -220,8 +223,9 @@ class Line:
         build = self._build
         node = self._node("compile", LINE["compile"], config_json(config), self._place(build.target))
         if build.sdk is not None:
-            self.looked_at |= dict.fromkeys(_paths_of(build.sdk))
-            return _of_sdk(node, build.sdk, self._fingerprints)
+            sdk, folders = build.sdk, (path.parent for path in build.sdk.files)
+            self.looked_at |= dict.fromkeys((*sdk.files, *folders, *sdk.site_packages, *sdk.said_in, sdk.root))
+            return _of_sdk(node, sdk, self._fingerprints)
         return _of_models(node, build.also) if build.also else node
 
     def _taken(self, node: Node) -> Node:
@@ -271,25 +275,17 @@ class Line:
         return places[target]
 
 
-# compile and finalize for several models that share a binary, and compile with the QAIRT SDK.
+# compile for several models that share a binary, and with the QAIRT SDK.
 
 
 def _of_models(node: Node, also: Sequence[Source]) -> Node:
     """Extend *node*, which compiles one model, to also compile the models *also*."""
-    # Imported here, as below: most builds compile one model with onnxruntime.
     from winml_dag.stages.shared import shared_compile_stage
 
     inputs = dict(node.inputs)
     names = (inputs.pop("model"), *(source.name for source in also))
     inputs |= {f"model_{number}": name for number, name in enumerate(names)}
     return replace(node, stage=shared_compile_stage(len(names)), inputs=inputs)
-
-
-def _final_of_models(node: Node) -> Node:
-    """Extend *node*, which gives one model its final name, to all models that compile outputs."""
-    from winml_dag.stages.shared import FINALIZE_SHARED
-
-    return replace(node, stage=FINALIZE_SHARED, kinds={})
 
 
 def _of_sdk(node: Node, sdk: QairtSdk, fingerprints: Fingerprints) -> Node:
@@ -321,12 +317,6 @@ def _of_sdk(node: Node, sdk: QairtSdk, fingerprints: Fingerprints) -> Node:
     )
 
 
-def _paths_of(sdk: QairtSdk) -> tuple[Path, ...]:
-    """Return the paths of *sdk* that influence a plan."""
-    folders = dict.fromkeys(path.parent for path in sdk.files)
-    return (*sdk.files, *folders, *sdk.site_packages, *sdk.said_in, sdk.root)
-
-
 def ep_place(target: Target, fingerprints: Fingerprints) -> EpPlace:
     """Return the environment for work on *target*; *fingerprints* caches the digests of its libraries.
 
@@ -335,8 +325,6 @@ def ep_place(target: Target, fingerprints: Fingerprints) -> EpPlace:
     """
     if target.ep == CPU:
         return HERE
-    # Imported here: the CPU does not need it.
-
     name = environment_name(target.ep.alias, target.device)
     elsewhere = None if installed(target.ep) else environment_elsewhere(name)
     if elsewhere is not None:

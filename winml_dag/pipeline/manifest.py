@@ -250,15 +250,12 @@ def _says_the_same(line: str, other: str) -> bool:
 def _lines_of(name: str, value: JsonValue) -> str:
     if name not in _LINE_BY_LINE or not value:
         return f"{_dumped(name)}: {_dumped(value)}"
-    brackets = "{}" if isinstance(value, Mapping) else "[]"
-    return f"{_dumped(name)}: {brackets[0]}\n" + ",\n".join(_item_lines(value)) + f"\n{brackets[1]}"
-
-
-def _item_lines(value: JsonValue) -> Iterator[str]:
     if isinstance(value, Mapping):
-        yield from (f"{_dumped(name)}: {_dumped(inner)}" for name, inner in value.items())
-    elif isinstance(value, list | tuple):
-        yield from map(_dumped, value)
+        brackets, lines = "{}", [f"{_dumped(key)}: {_dumped(inner)}" for key, inner in value.items()]
+    else:
+        assert isinstance(value, list | tuple)
+        brackets, lines = "[]", [_dumped(inner) for inner in value]
+    return f"{_dumped(name)}: {brackets[0]}\n" + ",\n".join(lines) + f"\n{brackets[1]}"
 
 
 def _dumped(value: JsonValue) -> str:

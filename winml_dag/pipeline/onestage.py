@@ -20,7 +20,6 @@ from winml_dag.pipeline.decisions import ResolveContext
 from winml_dag.pipeline.model import OnnxFile
 from winml_dag.pipeline.request import Request, beside
 from winml_dag.pipeline.resolve import resolve
-from winml_dag.recipe.load import LoadedRecipe
 from winml_dag.stages import artifact_types
 from winml_dag.stages.builtin import LINE
 from winml_dag.stages.finalize import FinalizeConfig
@@ -59,11 +58,7 @@ _COMMANDS: Mapping[str, _Command] = {
     "export": _Command(stages=frozenset({"export", "finalize"}), done="exported"),
     # The following stages decide which operators optimize may create.
     "optimize": _Command(stages=frozenset({"optimize", "validate", "finalize"}), done="optimized", compiles=None),
-    "calibrate": _Command(
-        stages=frozenset({"calibrate"}),
-        done="calibrated",
-        suffix=".json",
-    ),
+    "calibrate": _Command(stages=frozenset({"calibrate"}), done="calibrated", suffix=".json"),
     "quantize": _Command(
         stages=frozenset({"calibrate", "quantize", "validate", "finalize"}),
         done="quantized",
@@ -96,7 +91,9 @@ def build_of_one(request: Request, *, download: bool) -> Build | CompositeBuild:
     loaded = request.loaded()
     _refuse_name(output, command.suffix)
     compiles = request.command == "compile"
-    quantizes = _has_quant_config(loaded) if compiles else "calibrate" in command.stages
+    section = None if loaded is None else loaded.recipe.compile
+    has_quant_config = section is not None and section.quant_config is not None
+    quantizes = has_quant_config if compiles else "calibrate" in command.stages
     if request.overrides.onnx is not None:
         _refuse_model(request.overrides.onnx, request.command, command, quantizes=quantizes)
     # The recipe decides what else compile does.
@@ -129,11 +126,6 @@ def build_of_one(request: Request, *, download: bool) -> Build | CompositeBuild:
         return whole
     assert request.overrides.onnx is not None
     return _sharing(whole, request.overrides.onnx, request.also)
-
-
-def _has_quant_config(loaded: LoadedRecipe | None) -> bool:
-    section = None if loaded is None else loaded.recipe.compile
-    return section is not None and section.quant_config is not None
 
 
 def _compiling(build: Build, command: _Command, *, quantizes: bool, shares: bool) -> tuple[Build, _Command]:

@@ -179,22 +179,16 @@ def _digested(sources: Sequence[Source], fingerprints: Fingerprints, known: Know
 def _steps(build: Build, nodes: Sequence[Node]) -> Iterator[Step]:
     """Yield every stage in a valid order, with skipped built-in stages at their usual position."""
     present = {node.stage.name for node in nodes if is_builtin(node)}
-    # Skipped stages are not listed for a build of a single file.
-    is_listed = build.summary.output_file is None
     places = {name: place for place, name in enumerate(LINE)}
-    left_out = [name for name in LINE if is_listed and name not in present and _is_listed(build.configs[name])]
+    left_out: list[Step] = []
+    # Skipped stages are not listed for a build of a single file.
+    for name in LINE if build.summary.output_file is None else ():
+        skip = build.configs[name]
+        if name not in present and (not isinstance(skip, Skip) or skip.listed):
+            left_out.append(Step(name, name, _skipped_because(build, name) or "not part of this build"))
     for node in nodes:
         if is_builtin(node) and node.stage.name in LINE:
-            while left_out and places[left_out[0]] < places[node.stage.name]:
-                yield _skipped(build, left_out.pop(0))
+            while left_out and places[left_out[0].stage] < places[node.stage.name]:
+                yield left_out.pop(0)
         yield Step(node.id, node.stage.name)
-    yield from (_skipped(build, name) for name in left_out)
-
-
-def _is_listed(config: object) -> bool:
-    return not isinstance(config, Skip) or config.listed
-
-
-def _skipped(build: Build, stage: str) -> Step:
-    skip = build.configs[stage]
-    return Step(stage, stage, skip.reason if isinstance(skip, Skip) else "not part of this build")
+    yield from left_out

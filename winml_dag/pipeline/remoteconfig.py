@@ -323,10 +323,8 @@ def _read(path: Path, kind: type[F], *, elsewhere: Sequence[str] = ()) -> F:
     try:
         text = read_text(path)
         content: dict[str, Any] = tomllib.loads(text)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}.") from None
-    except ValueError as error:
-        raise UsageError(f"{path} cannot be read: {error}.") from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
     said = {key: value for key, value in content.items() if key not in elsewhere}
     if kind is ProjectFile and "signing" in said:
         raise UsageError(

@@ -37,7 +37,6 @@ from winml_dag.stages import artifact_types
 from winml_dag.stages.builtin import LINE
 
 if TYPE_CHECKING:
-    from winml_dag.canonical import JsonObject
     from winml_dag.recipe.load import LoadedRecipe
     from winml_dag.stages.export.architectures import Component
 
@@ -170,7 +169,7 @@ def resolve_one(context: ResolveContext, model: Model, component: Component | No
             ep=target.ep.alias,
             device=target.device,
             output_dir=context.output_dir,
-            settings=_settings(decided) if context.describes else {},
+            settings=settings_of(decided) if context.describes else {},
             notices=(
                 *decided.notices,
                 *data_notices(decided),
@@ -191,11 +190,6 @@ def resolve_one(context: ResolveContext, model: Model, component: Component | No
         sdk=sdk,
         lacks=tuple(lacks.found),
     )
-
-
-def _settings(decided: Decisions) -> JsonObject:
-
-    return settings_of(decided)
 
 
 def _without_effect(decided: Decisions, configs: dict[str, Any]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.canonical import JsonObject, JsonValue, mapping
 from winml_dag.engine import events
 from winml_dag.engine.events import Observer, PassingOn, Reason, StageResult, Status
 from winml_dag.engine.stage import Node, Source
@@ -224,15 +224,10 @@ def _with_capabilities(settings: JsonObject, searched: Searched) -> JsonObject:
     This works because every round of a search, too, applies all capabilities together to the exported model.
     """
     component = searched.line.removesuffix(".")
-    components = _section(settings, "components")
-    own = _section(components, component) if component else settings
-    own = {**own, "optim": {**_section(own, "optim"), **dict.fromkeys(searched.discovered, True)}}
+    components = mapping(settings.get("components"))
+    own = mapping(components.get(component)) if component else settings
+    own = {**own, "optim": {**mapping(own.get("optim")), **dict.fromkeys(searched.discovered, True)}}
     return {**settings, "components": {**components, component: own}} if component else own
-
-
-def _section(settings: JsonObject, name: str) -> JsonObject:
-    value = settings.get(name)
-    return value if isinstance(value, Mapping) else {}
 
 
 def _sentences(searched: Searched, *, is_compiled: bool) -> Iterator[str]:
@@ -265,7 +260,7 @@ def refuse_unsupported(config: JsonObject, metrics: JsonObject) -> None:
 
 
 def _count(metrics: JsonObject, verdict: str) -> int:
-    found = _section(metrics, "nodes").get(verdict)
+    found = mapping(metrics.get("nodes")).get(verdict)
     return found if isinstance(found, int) else 0
 
 
@@ -294,5 +289,5 @@ def _name(operator: Mapping[str, JsonValue]) -> str:
 
 
 def _target(config: JsonObject) -> str:
-    target = _section(config, "target")
+    target = mapping(config.get("target"))
     return f"{target['execution_provider']} ({target['device']})"

@@ -6,7 +6,6 @@ which contains the file, and nothing is left as ``auto``.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject, JsonValue
@@ -15,6 +14,7 @@ from winml_dag.ep.providers.qnn import NPU_SETTINGS
 from winml_dag.pipeline.buildgraph import chosen
 from winml_dag.pipeline.data import not_validated
 from winml_dag.pipeline.decisions import Decisions, ResolveContext, file_option_names
+from winml_dag.pipeline.manifest import folder_in
 from winml_dag.pipeline.model import Model
 from winml_dag.pipeline.stageconfigs import DEFAULT_OPSET
 from winml_dag.recipe.fields import Section, resolve_path, with_paths
@@ -44,7 +44,7 @@ def settings_of(build: Decisions) -> JsonObject:
 
     def portable(value: str, may_be_id: bool) -> str:
         path = resolve_path(context.base, value)
-        return value if may_be_id and not path.exists() else _portable(path, context.output_dir)
+        return value if may_be_id and not path.exists() else folder_in(path.resolve(), context.output_dir)
 
     settings: JsonObject = {
         **written,
@@ -95,9 +95,9 @@ def _loader(build: Decisions) -> JsonObject:
 
 def _model(model: Model, folder: Path) -> str:
     if model.onnx is not None:
-        return _portable(model.onnx.path, folder)
+        return folder_in(model.onnx.path.resolve(), folder)
     if model.folder is not None and not model.folder.from_hub:
-        return _portable(model.folder.folder, folder)
+        return folder_in(model.folder.folder.resolve(), folder)
     return model.name
 
 
@@ -144,13 +144,5 @@ def _provider_options(section: Compile, build: Decisions) -> dict[str, str]:
     """Return the given provider options, with file paths relative to the output folder."""
     given, context = dict(section.provider_options), build.context
     for name in file_option_names(context, build.target):
-        given[name] = _portable(resolve_path(context.base, given[name]), context.output_dir)
+        given[name] = folder_in(resolve_path(context.base, given[name]).resolve(), context.output_dir)
     return given
-
-
-def _portable(path: Path, folder: Path) -> str:
-    """Return *path* relative to *folder*, with ``/`` on every system."""
-    try:
-        return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
-    except ValueError:  # Windows has no relative path to another drive
-        return path.resolve().as_posix()

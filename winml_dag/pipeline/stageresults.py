@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from winml_dag.canonical import JsonObject
+from winml_dag.canonical import JsonObject, mapping
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.pipeline.buildgraph import BuildSummary, prefixed
 from winml_dag.pipeline.layout import RANGES, is_builtin, published_outputs
@@ -260,8 +260,7 @@ def compile_result(results: Sequence[StageResult]) -> CompileResult | None:
     stage = next((each for each in results if _is(each, "compile")), None)
     if stage is None or stage.record is None:
         return None
-    fields = stage.record.key_inputs.config.get("compile")
-    chosen = fields if isinstance(fields, Mapping) else {}
+    chosen = mapping(stage.record.key_inputs.config.get("compile"))
     elapsed = stage.record.elapsed_seconds
     found = from_metrics(
         CompileResult,
