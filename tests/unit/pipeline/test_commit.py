@@ -181,6 +181,9 @@ def test_killed_at_any_step_the_change_has_happened_or_not_and_the_next_one_fini
         folder = new_folder()
         code = in_child(change, folder, kill_at=len(outcomes))
         assert contents(folder).items() >= USERS.items()
+        assert contents(folder)["model.onnx"] in (OURS["model.onnx"], PUT["model.onnx"]), (
+            "there is always one of the two"
+        )
         change_folder(folder, lambda prepared: fill(prepared, {"newest.txt": b"newest"}))
         found = contents(folder)
         assert found.pop("newest.txt") == b"newest"

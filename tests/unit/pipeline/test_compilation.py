@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_samples import resolved, save_model
 
@@ -39,6 +39,7 @@ def options(section: dict[str, Any] | None, settings: dict[str, Any] | None = No
     return dict(provider_options(context(section, settings), NPU))
 
 
+@settings(max_examples=30)
 @given(st.sampled_from(SOCS), st.booleans())
 def test_a_chip_has_many_names_and_one_meaning(soc: Any, upper: bool) -> None:
     meant = complete_options(NPU, {"soc_model": soc.model})

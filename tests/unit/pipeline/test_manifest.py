@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from winml_dag.engine.keys import distribution_version
@@ -79,12 +79,14 @@ _INSTALLERS = (
 )
 
 
+@settings(max_examples=20)
 @given(lines=st.permutations([*_WHEEL, *_INSTALLERS]), added=st.sets(st.sampled_from(_INSTALLERS)))
 def test_what_an_installer_adds_to_a_record_does_not_count(lines: list[str], added: set[str]) -> None:
     kept = [line for line in lines if line in _WHEEL or line in added]
     assert record_digest("\r\n".join(kept)) == record_digest("\n".join(_WHEEL))
 
 
+@settings(max_examples=10)
 @given(place=st.integers(0, len(_WHEEL) - 1))
 def test_another_file_in_a_wheel_does(place: int) -> None:
     changed = [line.replace("sha256=", "sha256=x") if at == place else line for at, line in enumerate(_WHEEL)]
@@ -157,6 +159,7 @@ def manifest(stages: dict[str, str], sources: dict[str, str], time: str) -> dict
     }
 
 
+@settings(max_examples=40)
 @given(
     stages=st.dictionaries(NAMES, NAMES, max_size=5),
     sources=st.dictionaries(NAMES.map("x/{}".format), NAMES, max_size=5),

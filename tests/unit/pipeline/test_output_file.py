@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +18,6 @@ from winml_dag.store.store import Store
 NAME = "small.onnx"
 DATA = f"{NAME}.data"
 NOTES = {"notes.txt": b"mine"}
-KILLED = 9
 
 
 class Puts:
@@ -155,43 +153,3 @@ def test_a_link_is_replaced_not_followed(puts: Puts, plain: Mapping[str, bytes],
     puts.put(plain, overwrite=True)
     assert not (puts.folder / NAME).is_symlink()
     assert target.read_bytes() == b"mine"
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a forked process at each of its steps")
-def test_killed_at_any_step_it_leaves_the_old_model_or_what_the_next_one_completes(
-    plain: Mapping[str, bytes], with_weights: Mapping[str, bytes], tmp_path: Path
-) -> None:
-    kills = 0
-    while True:
-        puts = Puts(tmp_path / "not" / "there" / f"out{kills}", tmp_path)
-        puts.put(with_weights)
-        killed = put_killed_at(puts, plain, kills)
-        assert puts.contents()[NAME] in (with_weights[NAME], plain[NAME]), "there is always one of the two"
-        puts.put(with_weights)
-        assert puts.contents() == with_weights
-        if not killed:
-            break
-        kills += 1
-    assert kills > 3
-
-
-def put_killed_at(puts: Puts, files: Mapping[str, bytes], at: int) -> bool:
-    """Put *files* in a fork that is killed before it moves a file for the time *at*."""
-    if child := os.fork():
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == KILLED
-    moves = 0
-
-    def at_move(event: str, arguments: tuple[object, ...]) -> None:
-        nonlocal moves
-        # For moves within an open folder, its descriptor is the last argument.
-        ours = (str(puts.folder), str(puts.store.changes))
-        if event == "os.rename" and (str(arguments[1]).startswith(ours) or arguments[3] != -1):
-            moves += 1
-            if moves > at:
-                os._exit(KILLED)
-
-    sys.addaudithook(at_move)
-    try:
-        puts.put(files)
-    finally:
-        os._exit(0)

@@ -340,7 +340,7 @@ def test_a_note_with_a_right_checksum_and_nonsense_in_it_counts_as_none(store: S
     first, rest = file.read_bytes()[16:].split(b"\n", 1)
     header = json.loads(first)
     for name in header:
-        for nonsense in ({"a": 1}, [1], -1, None, "text"):
+        for nonsense in ({"a": 1}, [1], "text"):
             if header[name] == nonsense:
                 continue
             body = json.dumps({**header, name: nonsense}).encode() + b"\n" + rest

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from winml_dag.canonical import JsonObject
@@ -106,6 +106,7 @@ def reported(results: list[StageResult]) -> list[str]:
     return [one.node.id for one in folded(results).reported]
 
 
+@settings(max_examples=40)
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=5), st.integers(1, 4))
 def test_a_round_is_told_of_when_no_round_before_has_its_result(found: list[str], further: int) -> None:
     keys = [*found, *[found[-1]] * further]
