@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from onnx import TensorProto, helper
-from pipeline_samples import publish, save_compiled_model, save_model
+from pipeline_samples import changed_before, publish, save_compiled_model, save_model
 
 from winml_dag.errors import UsageError
+from winml_dag.pipeline import commit
 from winml_dag.pipeline.commit import PublishedChange
 from winml_dag.pipeline.publish import OutputFile
 from winml_dag.store.store import Store
@@ -153,3 +154,17 @@ def test_a_link_is_replaced_not_followed(puts: Puts, plain: Mapping[str, bytes],
     puts.put(plain, overwrite=True)
     assert not (puts.folder / NAME).is_symlink()
     assert target.read_bytes() == b"mine"
+
+
+def test_a_change_that_is_interrupted_once_it_is_decided_is_completed_by_the_next(
+    puts: Puts, plain: Mapping[str, bytes], with_weights: Mapping[str, bytes]
+) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    puts.put(with_weights)
+    with pytest.raises(KeyboardInterrupt), changed_before(commit._Changing, "carry_out", interrupt):
+        puts.put(plain)
+    assert puts.contents().items() >= with_weights.items()
+    assert puts.put(plain) == PublishedChange()
+    assert puts.contents() == {**NOTES, **plain}

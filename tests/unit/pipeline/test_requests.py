@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,7 @@ def test_what_a_stage_of_the_command_reads_has_to_be_there(command: str, missing
 
 def request_of(recipe: dict[str, Any]) -> Request:
     Path("recipe.json").write_text(json.dumps(recipe), encoding="utf-8")
-    return Request(Path("recipe.json"), Overrides(random_weights=True), Path("out"))
+    return Request(Path("recipe.json"), Overrides(random_weights=True))
 
 
 @pytest.mark.skipif(installed(VITISAI), reason="this machine has VitisAI")
@@ -118,14 +119,14 @@ def test_a_provider_that_only_another_machine_has_is_planned_and_who_builds_is_r
     compile_ = {"execution_provider": "vitisai", "provider_options": {}}
     request = request_of({"loader": {"task": "image-classification", "model_type": "resnet"}, "compile": compile_})
     store = Store(tmp_path / "cache")
-    for _ in range(2):
-        planned = plan_request(request, store, download=False, needs_folder=False)
+    for asked_for in (request, replace(request, output_dir=tmp_path / "out")):
+        planned = plan_request(asked_for, store, download=False, needs_folder=False)
         assert [node.id for node in planned.graph.nodes if node.stage.name == "compile"] == ["compile"]
         assert planned.summary.execution_provider == VITISAI.name
         (told,) = (notice for notice in planned.summary.notices if "but not run" in notice)
         assert "not installed here" in told
     with pytest.raises(UsageError, match="VitisAIExecutionProvider is not installed here"):
-        plan_request(request, store, download=True)
+        plan_request(replace(request, output_dir=tmp_path / "out"), store, download=True)
 
 
 def test_a_task_is_taken_from_the_class(tmp_path: Path) -> None:
