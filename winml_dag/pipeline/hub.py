@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,7 +112,9 @@ def _download(model_id: str, revision: str) -> Path:
     from huggingface_hub import HfApi, snapshot_download
 
     names = [file.rfilename for file in HfApi().model_info(model_id, revision=revision).siblings or []]
-    return Path(snapshot_download(model_id, revision=revision, allow_patterns=[*_WANTED, _weights_of(names)]))
+    # Safetensors if there are any, since the other format needs unpickling.
+    weights = _WEIGHTS[0] if any(name.endswith(".safetensors") for name in names) else _WEIGHTS[1]
+    return Path(snapshot_download(model_id, revision=revision, allow_patterns=[*_WANTED, weights]))
 
 
 def _download_dataset(name: str, choose: Callable[[Sequence[str], str], Sequence[str]], revision: str | None) -> Path:
@@ -126,11 +128,6 @@ def _download_dataset(name: str, choose: Callable[[Sequence[str], str], Sequence
         text = Path(found).read_text(encoding="utf-8", errors="replace")
     chosen = [CARD, *choose(names, text)]
     return Path(snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=chosen))
-
-
-def _weights_of(names: Sequence[str]) -> str:
-    """Return the weights' pattern: safetensors if there are any, since the other format needs unpickling."""
-    return _WEIGHTS[0] if any(name.endswith(".safetensors") for name in names) else _WEIGHTS[1]
 
 
 # --- The files of a data set.
@@ -286,7 +283,7 @@ def _subsets(name: str, card: str, asker: Asker) -> Mapping[str, tuple[bool, Map
         header = yaml.safe_load(match[1])
         configs = header.get("configs") if isinstance(header, dict) else None
         return {
-            str(config.get("config_name", "default")): (bool(config.get("default")), dict(_patterns(config)))
+            str(config.get("config_name", "default")): (bool(config.get("default")), _patterns(config))
             for config in configs or ()
             if "data_files" in config
         }
@@ -294,7 +291,7 @@ def _subsets(name: str, card: str, asker: Asker) -> Mapping[str, tuple[bool, Map
         raise InputError(f"{asker.name}: the card of {name} ({CARD}) cannot be read: {error}") from error
 
 
-def _patterns(config: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+def _patterns(config: Mapping[str, Any]) -> Mapping[str, list[str]]:
     files, folder = config["data_files"], config.get("data_dir")
     entries = files if isinstance(files, list) else [files]
     by_split: dict[str, list[str]] = {}
@@ -302,7 +299,7 @@ def _patterns(config: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
         split, paths = (entry["split"], entry["path"]) if isinstance(entry, Mapping) else ("train", entry)
         listed = [paths] if isinstance(paths, str) else list(paths)
         by_split.setdefault(str(split), []).extend(f"{folder}/{path}" if folder else path for path in listed)
-    yield from by_split.items()
+    return by_split
 
 
 def _subset(

@@ -129,12 +129,16 @@ def make_manifest(
     """Return the manifest of a finished build; *files* are all files in its folder except the manifest."""
     build = planned.summary
     stages = list(_stages(planned, results))
+    settings = build.settings
+    if planned.final is None:
+        # Without a model, the settings are the config hash of each stage.
+        settings = {str(stage["id"]): stage["config_hash"] for stage in stages}
     folder = planned.folder
     return {
         "schema_version": SCHEMA_VERSION,
         "source": build.origin,
         **({} if planned.final is None else _of_model(planned, results)),
-        "config_hash": config_hash(build.settings if planned.final is not None else _settings(stages)),
+        "config_hash": config_hash(settings),
         "timestamp": datetime.datetime.now(datetime.UTC).isoformat(),
         "elapsed_seconds": round(elapsed_seconds, 3),
         "notices": list(build.notices),
@@ -195,11 +199,6 @@ def _of_search(found: Sequence[Searched]) -> JsonObject:
         # The result file has no timestamp, since its content would change with every run.
         "analysis_timestamp": next((one.last.record.made_at for one in found if one.last.record), None),
     }
-
-
-def _settings(stages: Sequence[JsonObject]) -> JsonObject:
-    """Return the settings of a build without a model: the config hash of each stage."""
-    return {str(stage["id"]): stage["config_hash"] for stage in stages}
 
 
 def folder_in(folder: Path, output_dir: Path) -> str:
@@ -290,8 +289,9 @@ def _stage(
     carried_on = node.folder is None and any(is_carried_on(node, other) for other in others)
     metrics = dict(record.metrics)
     promoted = {name: metrics.pop(name) for name in _PROMOTED if name in metrics}
-    calibration = calibration_step(list(results.values())) if _reads_ranges(node) else None
-    if calibration is not None:
+    # winml-cli has one stage for calibrate and quantize, with the calibration time in it.
+    is_calibrated = node.stage.name == "quantize" and node.folder is None and "ranges" in node.inputs
+    if is_calibrated and (calibration := calibration_step(list(results.values()))) is not None:
         promoted["calibration_time_seconds"] = calibration.calibration_time_seconds
     return {
         "id": node.id,
@@ -319,11 +319,6 @@ def _stage(
         "made_by": record.made_by,
         "log": None if record.log is None else {"digest": record.log.digest, "size": record.log.size},
     }
-
-
-def _reads_ranges(node: Node) -> bool:
-    """Whether quantization was calibrated; winml-cli has one stage for both, with the calibration time in it."""
-    return node.stage.name == "quantize" and node.folder is None and "ranges" in node.inputs
 
 
 def _filenames(

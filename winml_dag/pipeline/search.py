@@ -63,18 +63,17 @@ class Rounds:
 
     def with_kept(self, result: StageResult) -> StageResult:
         """Return *result* with a reason that names reported stages only."""
-        why = self._with_kept_names(result.reason)
-        return result if why is result.reason else replace(result, reason=why)
-
-    def _with_kept_names(self, why: Reason) -> Reason:
-        """Return *why* with the names of repetitions replaced by those of reported stages."""
-        names = tuple(dict.fromkeys(self.like.get(name, name) for name in why.names))
+        why = result.reason
+        names, roots = (
+            tuple(dict.fromkeys(self.like.get(name, name) for name in old)) for old in (why.names, why.roots)
+        )
         if names == why.names:
-            return why
+            return result
         if why.kind == "waits":
-            roots = tuple(dict.fromkeys(self.like.get(name, name) for name in why.roots))
-            return replace(events.waits(names, why.changes, roots), nearest=why.nearest)
-        return _REWORDED[why.kind](names) if why.kind in _REWORDED else why
+            why = replace(events.waits(names, why.changes, roots), nearest=why.nearest)
+        elif why.kind in _REWORDED:
+            why = _REWORDED[why.kind](names)
+        return replace(result, reason=why)
 
     def _before(self, result: StageResult, line: str, number: int) -> str | None:
         if number == 0 or result.status is Status.FAILED:

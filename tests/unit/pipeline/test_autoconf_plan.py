@@ -188,33 +188,32 @@ def test_a_target_that_nothing_is_known_of_is_told(store: Store) -> None:
     assert not any("table" in notice for notice in planned(store, ep="migraphx", auto=False).summary.notices)
 
 
+def planned_from_cache(store: Store) -> BuildGraph:
+    Path("recipe.yaml").write_text(yaml.safe_dump({"loader": RANDOM, "ep": "migraphx"}), encoding="utf-8")
+    return plan_request(Request(Path("recipe.yaml"), Overrides(), Path("out")), store, download=False)
+
+
 def test_a_table_of_the_users_own_counts_and_comes_first(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when it comes after a plan was made."""
     monkeypatch.setattr(file_reading, "SETTLED_NS", 0)
-    Path("recipe.yaml").write_text(yaml.safe_dump({"loader": RANDOM, "ep": "migraphx"}), encoding="utf-8")
-    request = Request(Path("recipe.yaml"), Overrides(), Path("out"))
-    assert "operator support" not in plan_request(request, store, download=False).sources
+    assert "operator support" not in planned_from_cache(store).sources
     table = Path("tables", "migraphx_gpu.support")
     table.write_bytes(b"table")
-    graph = plan_request(request, store, download=False)
+    graph = planned_from_cache(store)
     assert graph.graph.sources["operator support"].files[0].path == Path.cwd() / table
     assert [file.name for file in graph.sources["operator support"].files] == ["000_migraphx_gpu.support"]
     assert graph.graph.node("analyze.0").inputs["support"] == "operator support"
     table.write_bytes(b"another")
-    other = plan_request(request, store, download=False)
-    assert other.sources["operator support"] != graph.sources["operator support"]
+    assert planned_from_cache(store).sources["operator support"] != graph.sources["operator support"]
 
 
 def test_tables_of_winml_cli_that_come_later_are_seen(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_reading, "SETTLED_NS", 0)
-    Path("rules").mkdir()
     monkeypatch.setenv("WINMLCLI_RULES_DIR", str(Path.cwd() / "rules"))
-    Path("recipe.yaml").write_text(yaml.safe_dump({"loader": RANDOM, "ep": "migraphx"}), encoding="utf-8")
-    request = Request(Path("recipe.yaml"), Overrides(), Path("out"))
-    assert "operator support" not in plan_request(request, store, download=False).sources
     folder = Path("rules", "MIGraphXExecutionProvider_GPU")
+    folder.parent.mkdir()
+    assert "operator support" not in planned_from_cache(store).sources
     folder.mkdir()
     for number, op_type in enumerate(("Add", "Relu"), 1):
         (folder / f"{op_type}_MIGraphXExecutionProvider_GPU_ai.onnx_opset13.parquet").write_bytes(b"table")
-        graph = plan_request(request, store, download=False)
-        assert len(graph.graph.sources["operator support"].files) == number
+        assert len(planned_from_cache(store).graph.sources["operator support"].files) == number

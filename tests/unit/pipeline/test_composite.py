@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
+from pipeline_samples import save_model
 
 from winml_dag.engine.events import FIRST_BUILD, StageResult, Status
 from winml_dag.engine.graph import Graph
@@ -181,15 +182,9 @@ def test_a_model_that_refers_to_others_is_written_with_their_new_names(store: St
 
 def _model_with_weights(folder: Path, value: float) -> Path:
     folder.mkdir()
-    weights = numpy_helper.from_array(np.full(64, value, np.float32), "w")
-    given, result = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [64]) for name in ("x", "y"))
-    graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "g", [given], [result], [weights])
+    model = onnx.load(save_model(folder / "optimized.onnx", "Add", [64], np.full(64, value)))
     onnx.save_model(
-        helper.make_model(graph),
-        folder / "optimized.onnx",
-        save_as_external_data=True,
-        location="optimized.onnx.data",
-        size_threshold=0,
+        model, folder / "optimized.onnx", save_as_external_data=True, location="optimized.onnx.data", size_threshold=0
     )
     return folder
 

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
@@ -158,37 +157,30 @@ class Hub(ThreadingHTTPServer):
 class _Answer(BaseHTTPRequestHandler):
     server: Hub
 
-    def do_HEAD(self) -> None:
-        self._file(body=False)
-
     def do_GET(self) -> None:
-        sizes = {name: len(content) for name, content in Hub.files.items()}
+        headers, name = {}, self.path.rpartition("/")[2]
         if self.path.startswith("/api/datasets/org/words/tree/"):
-            tree = [{"type": "file", "path": name, "size": size, "oid": name} for name, size in sizes.items()]
-            self._send(json.dumps(tree).encode(), {})
+            sizes = {name: len(text) for name, text in Hub.files.items()}
+            entries = [{"type": "file", "path": name, "size": size, "oid": name} for name, size in sizes.items()]
+            content = json.dumps(entries).encode()
         elif self.path.startswith("/api/datasets/org/words"):
-            siblings = [{"rfilename": name, "size": size} for name, size in sizes.items()]
-            self._send(json.dumps({"id": "org/words", "sha": "c" * 40, "siblings": siblings}).encode(), {})
+            siblings = [{"rfilename": name, "size": len(text)} for name, text in Hub.files.items()]
+            content = json.dumps({"id": "org/words", "sha": "c" * 40, "siblings": siblings}).encode()
+        elif self.path.startswith("/datasets/org/words/resolve/") and name in Hub.files:
+            headers, content = {"ETag": f'"{name}"', "X-Repo-Commit": "c" * 40}, Hub.files[name]
+            self.server.downloaded += [name] if self.command == "GET" else []
         else:
-            self._file(body=True)
-
-    def _file(self, *, body: bool) -> None:
-        name = self.path.rpartition("/")[2]
-        if not self.path.startswith("/datasets/org/words/resolve/") or name not in Hub.files:
             self.send_error(404)
             return
-        if body:
-            self.server.downloaded.append(name)
-        content = Hub.files[name]
-        self._send(content, {"ETag": f'"{name}"', "X-Repo-Commit": "c" * 40}, body=body)
-
-    def _send(self, content: bytes, headers: Mapping[str, str], *, body: bool = True) -> None:
         self.send_response(200)
         for key, value in {"Content-Length": str(len(content)), **headers}.items():
             self.send_header(key, value)
         self.end_headers()
-        if body:
+        if self.command == "GET":
             self.wfile.write(content)
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
 
     def log_message(self, *_: object) -> None:
         pass
