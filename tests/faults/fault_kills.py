@@ -1,4 +1,4 @@
-"""SIGKILL at random moments: for an engine, a worker, both, or one engine among several."""
+"""Several engines at once, and SIGKILL at random moments: for an engine, a worker, both, or one of several engines."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -15,6 +16,26 @@ from fault_lab import Engine, Lab, at_step, kill_oneself, soon
 
 # About how long a worker lives.
 _WORKER_SECONDS = 0.01
+
+
+def crowd(lab: Lab) -> Iterator[None]:
+    """Run two to eight engines. The stages' own tally counts how often each ran."""
+    while True:
+        whole = lab.graphs.new(4, 7, fresh=1)
+        lab.graphs.tally.write_text("")
+        parts = [lab.graphs.part_of(whole) for _ in range(lab.chance.randint(2, 8))]
+        engines = [lab.start(part) for part in parts]
+        for part, engine in zip(parts, engines, strict=True):
+            told = engine.wait()
+            assert told is not None, "An engine was killed."
+            assert told.done, f"An engine failed: {told.words}"
+            lab.compare(part, told)
+        runs = Counter(lab.graphs.tally.read_text().split())
+        wanted = {step.id for part in parts for step in part} - {"source"}
+        assert len(runs) == len(wanted), f"{len(wanted)} stages were wanted, and {len(runs)} ran."
+        assert set(runs.values()) == {1}, f"Stages ran more than once: {runs.most_common(3)}"
+        lab.check(whole)
+        yield
 
 
 def kill_engine(lab: Lab) -> Iterator[None]:

@@ -22,7 +22,6 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import fault_attacks
-import fault_crowds
 import fault_damage
 import fault_disks
 import fault_kills
@@ -61,7 +60,7 @@ KINDS = {
     "damage": Kind(fault_damage.damage, 0.15),
     "index-lost": Kind(fault_damage.index_lost, 0.06),
     "clock-jumps": Kind(fault_damage.clock_jumps, 0.04),
-    "crowd": Kind(fault_crowds.crowd, 0.04),
+    "crowd": Kind(fault_kills.crowd, 0.04),
     "misdeeds": Kind(fault_misdeeds.misdeeds, 0.048, at_once=12, least=12),
     "attacks": Kind(fault_attacks.attacks, 10, at_once=300),
 }

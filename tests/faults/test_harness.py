@@ -48,7 +48,7 @@ def test_outputs_that_are_not_those_of_the_oracle_are_a_failure(tmp_path: Path) 
 
 
 def test_a_failure_is_told_with_the_seed_that_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fault_crowds.Counter", lambda _: {})
+    monkeypatch.setattr("fault_kills.Counter", lambda _: {})
     outcome = run_here(Episode("crowd", 5, 2))
     assert outcome.survived == 0
     assert "stages were wanted, and 0 ran" in outcome.failure

@@ -186,13 +186,6 @@ def test_a_fetch_replaces_a_link_instead_of_writing_through_it(store, publish, f
     assert not (folder / "model.onnx").is_symlink()
 
 
-def test_a_claim_ends_when_its_block_fails(store) -> None:
-    with pytest.raises(ZeroDivisionError), store.claim(KEY):
-        _ = 1 / 0
-    with store.claim(KEY):
-        pass
-
-
 PARTS = st.text(
     st.characters(codec="utf-8", exclude_characters='/\\<>:"|?*', exclude_categories=["C"]), min_size=1, max_size=12
 )

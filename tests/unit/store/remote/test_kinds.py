@@ -48,12 +48,17 @@ def with_blob(request: pytest.FixtureRequest, opener: Opener, tmp_path_factory: 
     return remote
 
 
-def test_what_is_put_is_there_and_stays(remote: Remote) -> None:
+def test_what_is_put_is_there_and_stays(remote: Remote, tmp_path: Path) -> None:
     assert remote.record(KEY) is None
     assert remote.put_record(KEY, b"first")
     assert not remote.put_record(KEY, b"second")
     assert remote.record(KEY) == b"first"
     assert remote.record(OTHER_KEY) is None
+    for offset in (0, 5):
+        with pytest.raises(KeyError):
+            remote.read(NOWHERE, offset)
+    with pytest.raises(FileNotFoundError):
+        remote.put(NOWHERE, tmp_path / "none", unheard)
     remote.close()
     assert remote.record(KEY) == b"first", "it may be used again"
 
@@ -80,13 +85,6 @@ def test_a_blob_comes_as_it_went(remote: Remote, tmp_path: Path, size: int) -> N
 @given(offset=some.one_of(some.integers(0, len(DATA) + 2), some.sampled_from([0, 1, len(DATA) - 1, len(DATA)])))
 def test_reading_goes_on_from_anywhere(with_blob: Remote, offset: int) -> None:
     assert b"".join(with_blob.read(digest_of(DATA), offset)) == DATA[offset:]
-
-
-def test_a_blob_that_is_nowhere_is_said_to_be_so_at_once(remote: Remote) -> None:
-    with pytest.raises(KeyError):
-        remote.read(NOWHERE)
-    with pytest.raises(KeyError):
-        remote.read(NOWHERE, 5)
 
 
 def test_reading_may_be_given_up_at_any_time(with_blob: Remote) -> None:
@@ -140,11 +138,6 @@ def test_a_put_that_is_given_up_leaves_nothing(opener: Opener, kind: str, tmp_pa
         remote.put(digest_of(data), written(tmp_path / "data", data), give_up)
     assert not remote.has(digest_of(data))
     assert remote.put(digest_of(data), tmp_path / "data", unheard)
-
-
-def test_a_file_that_is_not_there_is_no_trouble_of_the_remote(remote: Remote, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        remote.put(NOWHERE, tmp_path / "none", unheard)
 
 
 def test_what_is_no_key_and_no_sha256_is_no_path() -> None:
