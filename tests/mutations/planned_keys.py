@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import shutil
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from memory_store import MemoryRows
+from model_files import put_back
 from onnx import TensorProto, helper
 
 from winml_dag.engine.graph import Graph
@@ -83,6 +84,13 @@ def make_project(folder: Path) -> None:
         package.mkdir(parents=True)
         (package / "__init__.py").touch()
         (package / LIBRARY).write_bytes(provider.name.encode())
+
+
+def enter(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make *folder*, which has the files of a project, the current one and its providers the installed ones."""
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder / "packages")
+    return folder
 
 
 def plugin_of(provider: ExecutionProvider) -> str:
@@ -181,9 +189,9 @@ class Warm:
     """
 
     def __init__(self, folder: Path, recipe: JsonRecipe, *, name: str = "recipe") -> None:
-        path = folder / f"{name}.json"
-        path.write_text(json.dumps(recipe), encoding="utf-8")
-        self.request = Request(path, NO_OPTIONS, folder / "out")
+        self.recipe = folder / f"{name}.json"
+        self.recipe.write_text(json.dumps(recipe), encoding="utf-8")
+        self.request = Request(self.recipe, NO_OPTIONS, folder / "out")
         self.store = Store(folder.parent / "cache")
 
     def stages(self) -> Stages:
@@ -207,6 +215,22 @@ class Warm:
         """Plan it without any cached state."""
         build = resolve.build_of(self.request, self.store.folder, download=False)
         return _stages(plan.plan_build(build, Fingerprints(MemoryRows())))
+
+
+def check_mutation(warm: Warm, original: Path, change: Callable[[], object], expected: str) -> None:
+    """Check that *change* reaches the stages *expected*, and none any more when all files are restored."""
+    before = warm.stages()
+    assert warm.stands()
+    recipe = warm.recipe.read_bytes()
+    try:
+        change()
+        after = warm.stages()
+        assert reached(before, after) == set(expected.split())
+        assert keys(warm.cold()) == keys(after)
+    finally:
+        put_back(warm.recipe.parent, original)
+    warm.recipe.write_bytes(recipe)
+    assert keys(warm.stages()) == keys(before)
 
 
 def _stages(planned: BuildGraph) -> Stages:

@@ -114,7 +114,7 @@ def test_what_the_recipe_says_reaches_all_components_but_those_that_say_otherwis
 )
 def test_the_settings_of_a_build_give_the_same_keys(project: Path, recipe: Mapping[str, Any]) -> None:
     first = planned(recipe, project)
-    (project / "out").mkdir()
+    (project / "out").mkdir(exist_ok=True)
     again = stages_of(first.summary.settings, project / "out")
     assert keys(again) == kept(ingredients_of_all(first.graph, first.sources))
 
@@ -124,7 +124,7 @@ def test_the_settings_of_a_build_with_other_options_give_the_same_keys(project: 
     tensors = {"export": {"input_tensors": [{**_MASK, "shape": [1, 9]}]}}
     overrides = replace(NO_OPTIONS, precision="w8a8", compile=False, settings=tensors)
     first = planned(recipe, project, overrides)
-    (project / "out").mkdir()
+    (project / "out").mkdir(exist_ok=True)
     again = stages_of(first.summary.settings, project / "out")
     assert keys(again) == kept(ingredients_of_all(first.graph, first.sources))
 

@@ -47,12 +47,12 @@ def make_environment(folder: Path) -> None:
 
 
 @pytest.fixture
-def environment(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def environment(own_project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An environment named in a configuration file next to it."""
-    make_environment(project / ".venv-openvino")
-    (project / "config.toml").write_text('[ep.openvino]\nenvironment = ".venv-openvino"\n')
-    monkeypatch.setenv(CONFIG_VARIABLE, str(project / "config.toml"))
-    return project / ".venv-openvino"
+    make_environment(own_project / ".venv-openvino")
+    (own_project / "config.toml").write_text('[ep.openvino]\nenvironment = ".venv-openvino"\n')
+    monkeypatch.setenv(CONFIG_VARIABLE, str(own_project / "config.toml"))
+    return own_project / ".venv-openvino"
 
 
 def install(environment: Path, package: str, version: str) -> None:
@@ -94,9 +94,9 @@ def another_package(environment: Path) -> None:
     ],
 )
 def test_what_changes_there_reaches_what_runs_there_and_nothing_else(
-    project: Path, environment: Path, edit: Callable[[Path], None], expected: set[str]
+    own_project: Path, environment: Path, edit: Callable[[Path], None], expected: set[str]
 ) -> None:
-    warm = {name: Warm(project, recipe, name=name) for name, recipe in RECIPES.items()}
+    warm = {name: Warm(own_project, recipe, name=name) for name, recipe in RECIPES.items()}
     before = {name: each.stages() for name, each in warm.items()}
     assert all(each.stands() for each in warm.values())
     edit(environment)
@@ -107,9 +107,9 @@ def test_what_changes_there_reaches_what_runs_there_and_nothing_else(
 
 
 @pytest.mark.usefixtures("environment", "settled")
-def test_another_machine_reaches_what_is_compiled_for_it(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_machine_reaches_what_is_compiled_for_it(own_project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """QNN compiles for the chip that an option names."""
-    warm = {name: Warm(project, recipe, name=name) for name, recipe in RECIPES.items()}
+    warm = {name: Warm(own_project, recipe, name=name) for name, recipe in RECIPES.items()}
     before = {name: each.stages() for name, each in warm.items()}
     assert all(each.stands() for each in warm.values())
     other = dataclasses.replace(host_module.this_host(), processor="of another kind")
@@ -124,7 +124,7 @@ def test_another_machine_reaches_what_is_compiled_for_it(project: Path, monkeypa
 
 
 def test_a_driver_reaches_what_is_compiled_for_its_device_only(
-    project: Path, environment: Path, monkeypatch: pytest.MonkeyPatch
+    own_project: Path, environment: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert environment.is_dir()
     recipes = {device: edited(OPENVINO_BUILD, "device", device) for device in ("npu", "cpu")}
@@ -132,56 +132,56 @@ def test_a_driver_reaches_what_is_compiled_for_its_device_only(
     for driver in ("1.0", "2.0"):
         host = dataclasses.replace(host_module.this_host(), accelerators=(f"NPU, driver {driver}",))
         monkeypatch.setattr(host_module, "this_host", lambda host=host: host)
-        keys.append({device: stages_of(recipe, project) for device, recipe in recipes.items()})
+        keys.append({device: stages_of(recipe, own_project) for device, recipe in recipes.items()})
     assert reached(keys[0]["npu"], keys[1]["npu"]) == THERE
     assert reached(keys[0]["cpu"], keys[1]["cpu"]) == set()
 
 
 @pytest.mark.usefixtures("environment")
 def test_what_changes_here_reaches_nothing_that_runs_there(
-    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = {name: stages_of(recipe, project) for name, recipe in RECIPES.items()}
+    before = {name: stages_of(recipe, own_project) for name, recipe in RECIPES.items()}
     for package in ("onnxruntime", "onnxruntime_qnn", "onnxruntime_gpu", "numpy", "onnx"):
         (tmp_path / "here" / f"{package}-98.0.dist-info").mkdir(parents=True)
     monkeypatch.syspath_prepend(tmp_path / "here")
-    (project / "packages" / plugin_of(QNN) / LIBRARY).write_bytes(b"a fix for the other provider")
-    after = {name: stages_of(recipe, project) for name, recipe in RECIPES.items()}
+    (own_project / "packages" / plugin_of(QNN) / LIBRARY).write_bytes(b"a fix for the other provider")
+    after = {name: stages_of(recipe, own_project) for name, recipe in RECIPES.items()}
     assert not reached(before["openvino"], after["openvino"]) & THERE
     assert reached(before["openvino"], after["openvino"])  # stages that run here
     assert reached(before["qnn"], after["qnn"]) >= THERE
 
 
 def test_where_it_lies_and_who_names_it_reaches_nothing(
-    project: Path, environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_project: Path, environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = stages_of(OPENVINO_BUILD, project)
+    before = stages_of(OPENVINO_BUILD, own_project)
     environment.rename(tmp_path / "moved")
     with pytest.raises(UsageError, match=r"ep\.openvino\.environment in .*config\.toml names .*which is not there"):
-        stages_of(OPENVINO_BUILD, project)
+        stages_of(OPENVINO_BUILD, own_project)
     monkeypatch.setenv(ENVIRONMENTS_VARIABLE, f"openvino={tmp_path / 'moved'}")
-    assert reached(before, stages_of(OPENVINO_BUILD, project)) == set()
+    assert reached(before, stages_of(OPENVINO_BUILD, own_project)) == set()
 
 
 @pytest.mark.usefixtures("settled")
-def test_a_plan_does_not_outlive_the_configuration(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_does_not_outlive_the_configuration(own_project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Initially OpenVINO is a plugin here."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(project / "settings"))
-    monkeypatch.setenv("LOCALAPPDATA", str(project / "settings"))
-    make_environment(project / "other")
-    warm = Warm(project, OPENVINO_BUILD)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(own_project / "settings"))
+    monkeypatch.setenv("LOCALAPPDATA", str(own_project / "settings"))
+    make_environment(own_project / "other")
+    warm = Warm(own_project, OPENVINO_BUILD)
     here = warm.stages()
     assert warm.stands()
-    file = project / "settings" / "winml_dag" / "config.toml"
+    file = own_project / "settings" / "winml_dag" / "config.toml"
     file.parent.mkdir(parents=True)
-    file.write_text(f"[ep.openvino]\nenvironment = {str(project / 'other')!r}\n")
+    file.write_text(f"[ep.openvino]\nenvironment = {str(own_project / 'other')!r}\n")
     there = warm.stages()
     assert reached(here, there) == THERE
     assert warm.stands()
     file.unlink()
     assert reached(here, warm.stages()) == set()
     assert warm.stands()
-    monkeypatch.setenv(ENVIRONMENTS_VARIABLE, f"openvino={project / 'other'}")
+    monkeypatch.setenv(ENVIRONMENTS_VARIABLE, f"openvino={own_project / 'other'}")
     assert reached(there, warm.stages()) == set()
 
 
@@ -201,8 +201,8 @@ def test_a_measurement_is_made_there_with_what_is_there(environment: Path) -> No
 
 
 @pytest.mark.usefixtures("settled")
-def test_a_plan_that_stands_knows_who_does_the_work(project: Path, environment: Path) -> None:
-    warm = Warm(project, OPENVINO_BUILD)
+def test_a_plan_that_stands_knows_who_does_the_work(own_project: Path, environment: Path) -> None:
+    warm = Warm(own_project, OPENVINO_BUILD)
     warm.stages()
     assert warm.stands()
     graph = plan_request(warm.request, warm.store, download=False).graph

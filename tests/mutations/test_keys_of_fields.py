@@ -10,13 +10,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import count, repeat
+from itertools import cycle, repeat
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 from field_values import Field, fields_of, values
-from planned_keys import NO_OPTIONS, differing, keys, make_project, reached, stages_of
+from planned_keys import NO_OPTIONS, differing, keys, reached, stages_of
 from reach import BASES, EDITS, OPTIONS, REFUSED, TRIED, Edit, declared_name, edited, within
 from same_meaning import SAME, SAME_OPTIONS
 
@@ -26,7 +26,6 @@ from winml_dag.pipeline.request import Overrides
 from winml_dag.pipeline.stageconfigs import SPEED_OPTIONS
 from winml_dag.recipe.schema import Recipe
 
-_ON_FURTHER_BASES = 2
 # Read by no stage of this version; the schema rejects wrong values.
 UNREAD = ("eval", "perf")
 # Keys that the schema's types do not declare.
@@ -38,21 +37,6 @@ FIELDS = tuple(
     for field in fields_of(Recipe)
     if not field.path.startswith(("stages", "components"))
 )
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("fields") / "project"
-    make_project(made)
-    return made
-
-
-@pytest.fixture
-def project(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """One folder for all tests, which only plan."""
-    monkeypatch.chdir(folder)
-    monkeypatch.syspath_prepend(folder / "packages")
-    return folder
 
 
 def declared_reach(name: str, table: Iterable[Edit] = EDITS) -> set[str]:
@@ -111,14 +95,13 @@ class Found:
 
 
 def values_by_turns(declared: Any) -> Iterator[list[Any]]:
-    """Yield all values for the first base, and for each further base the next few.
+    """Yield all values for the first base, and for each further base the next one.
 
     Most are words with equal meaning to the field: all of them on all bases would be 100,000 plans.
     """
     every = values(declared)
     yield every
-    for begin in count(0, _ON_FURTHER_BASES):
-        yield [every[place % len(every)] for place in range(begin, begin + min(len(every), _ON_FURTHER_BASES))]
+    yield from ([value] for value in cycle(every))
 
 
 def try_values(

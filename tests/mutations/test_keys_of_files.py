@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from model_files import CONFIG, HUB, RECIPES, ROWS, flip_a_bit, make_files, put, put_back, swap
-from planned_keys import Warm, keys, reached
+from planned_keys import Warm, check_mutation, enter
 
 Change = Callable[[Path], object]
 
@@ -244,9 +244,19 @@ def put_back_from_copy(folder: Path) -> None:
     put_back(folder, copy)
 
 
+@pytest.fixture(scope="module")
+def original(made_project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("files")
+    for name in ("original", "project"):
+        shutil.copytree(made_project, folder / name)
+        make_files(folder / name)
+    return folder / "original"
+
+
 @pytest.fixture
-def files(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    make_files(project)
+def files(original: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project that all mutations share, with its store: each changes it, and then it is restored."""
+    project = enter(original.with_name("project"), monkeypatch)
     monkeypatch.setenv("HF_HUB_CACHE", str(project / "hub"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     return project
@@ -254,15 +264,6 @@ def files(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize("mutation", [*MUST_CHANGE, *MUST_NOT_CHANGE])
-def test_a_change_of_files_reaches_exactly_what_reads_them(files: Path, tmp_path: Path, mutation: str) -> None:
+def test_a_change_of_files_reaches_exactly_what_reads_them(files: Path, original: Path, mutation: str) -> None:
     name, change, expected = MUST_CHANGE[mutation] if mutation in MUST_CHANGE else (*MUST_NOT_CHANGE[mutation], "")
-    warm = Warm(files, RECIPES[name])
-    before = warm.stages()
-    assert warm.stands()
-    shutil.copytree(files, tmp_path / "copy", symlinks=True)
-    change(files)
-    after = warm.stages()
-    assert reached(before, after) == set(expected.split())
-    assert keys(warm.cold()) == keys(after)
-    put_back(files, tmp_path / "copy")
-    assert keys(warm.stages()) == keys(before)
+    check_mutation(Warm(files, RECIPES[name]), original, lambda: change(files), expected)

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from field_values import fields_of, values
-from model_files import flip_a_bit, put, put_back, swap
-from planned_keys import JsonRecipe, Stages, Warm, keys, reached, stages_of
+from model_files import flip_a_bit, put, swap
+from planned_keys import JsonRecipe, Stages, Warm, check_mutation, enter, keys, reached, stages_of
 from reach import NOTHING, edited
 
 from winml_dag.errors import WinmlDagError
@@ -69,25 +68,35 @@ SHRINK = Stage("shrink", 1, "shrink_plugin:run", "shrink_plugin:Config", {"model
 Change = Callable[[Path], object]
 
 
-@pytest.fixture
-def own(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    put(project / "bin" / "tool.exe", b"program")
-    put(project / "local.exe", b"local program")
+@pytest.fixture(scope="module")
+def original(made_project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("own")
+    original = shutil.copytree(made_project, folder / "original")
     for program in ("bin/tool.exe", "local.exe"):
-        (project / program).chmod(0o755)
-    put(project / "script.txt", b"script")
-    put(project / "steps.py", b"def train(inputs, outputs, config): ...")
-    install_plugin(project / "packages", "1.0")
+        put(original / program, program.encode())
+        (original / program).chmod(0o755)
+    put(original / "script.txt", b"script")
+    function = b"def train(inputs, outputs, config): ...\n"
+    put(original / "steps.py", function + function.replace(b"train", b"train_more"))
+    put(original / "more.py", function)
+    install_plugin(original / "packages", "shrink", "1.0")
+    install_plugin(original / "packages", "flatten", "1.0")
+    shutil.copytree(original, folder / "project")
+    return original
+
+
+@pytest.fixture
+def own(original: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project that all tests share, with its store. Those that change it restore it."""
+    project = enter(original.with_name("project"), monkeypatch)
     monkeypatch.setenv("PATH", str(project / "bin"), prepend=os.pathsep)
     return project
 
 
-def install_plugin(folder: Path, version: str) -> None:
+def install_plugin(folder: Path, name: str, version: str) -> None:
     put(folder / "shrink_plugin.py", _PLUGIN.encode())
-    put(
-        folder / f"shrinker-{version}.dist-info" / "entry_points.txt",
-        b"[winml_dag.stages]\nshrink = shrink_plugin:SHRINK\n",
-    )
+    entry_point = f"[winml_dag.stages]\n{name} = shrink_plugin:SHRINK\n"
+    put(folder / f"{name}-{version}.dist-info" / "entry_points.txt", entry_point.encode())
 
 
 # Field, its new value, and the stages that it reaches.
@@ -136,13 +145,6 @@ EDITS: tuple[tuple[str, Any, str], ...] = (
 @pytest.mark.parametrize("edit", EDITS, ids=[f"{field}-{value}" for field, value, _ in EDITS])
 def test_an_edit_reaches_exactly_the_stages_that_read_the_field(own: Path, edit: tuple[str, Any, str]) -> None:
     field, value, expected = edit
-    put(own / "more.py", b"def train(inputs, outputs, config): ...")
-    put(own / "steps.py", b"def train(inputs, outputs, config): ...\ndef train_more(inputs, outputs, config): ...")
-    put(
-        own / "packages" / "flattener-1.0.dist-info" / "entry_points.txt",
-        b"[winml_dag.stages]\nflatten = shrink_plugin:SHRINK\n",
-    )
-    sys.path.append(sys.path.pop())  # unchanged: installed packages are looked up once per search path
     assert reached(stages_of(RECIPE, own), stages_of(edited(RECIPE, f"stages.{field}", value), own)) == set(
         expected.split()
     )
@@ -207,27 +209,18 @@ def put_program(path: Path) -> None:
 @pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize("mutation", [*MUST_CHANGE, *MUST_NOT_CHANGE])
 def test_a_change_of_files_reaches_exactly_what_reads_them(
-    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mutation: str
+    own: Path, original: Path, monkeypatch: pytest.MonkeyPatch, mutation: str
 ) -> None:
     change, expected = MUST_CHANGE[mutation] if mutation in MUST_CHANGE else (MUST_NOT_CHANGE[mutation], NOTHING)
     monkeypatch.setenv("PATH", str(own / "first"), prepend=os.pathsep)
-    warm = Warm(own, RECIPE)
-    before = warm.stages()
-    assert warm.stands()
-    shutil.copytree(own, tmp_path / "copy", symlinks=True)
-    change(own)
-    after = warm.stages()
-    assert reached(before, after) == set(expected.split())
-    assert keys(warm.cold()) == keys(after)
-    put_back(own, tmp_path / "copy")
-    assert keys(warm.stages()) == keys(before)
+    check_mutation(Warm(own, RECIPE), original, lambda: change(own), expected)
 
 
 def test_a_new_version_of_a_plug_in_or_of_its_packages_reaches_it(
     own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = stages_of(RECIPE, own)
-    install_plugin(tmp_path / "newer", "1.1")
+    install_plugin(tmp_path / "newer", "shrink", "1.1")
     monkeypatch.syspath_prepend(tmp_path / "newer")
     newer = stages_of(RECIPE, own)
     assert reached(before, newer) == {"shrink"}

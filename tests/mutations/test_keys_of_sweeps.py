@@ -117,10 +117,10 @@ def test_cells_have_the_keys_of_recipes_written_by_hand(model_folder: Path, uned
     assert keys(unedited["w8a8/many"]) == keys(stages_of(by_hand, model_folder))
 
 
-def test_a_base_in_another_folder_gives_the_keys_that_it_has_alone(project: Path) -> None:
+def test_a_base_in_another_folder_gives_the_keys_that_it_has_alone(own_project: Path) -> None:
     """File names in a base are relative to the base, not to the sweep."""
-    (project / "sweeps").mkdir()
+    (own_project / "sweeps").mkdir()
     for name, recipe in BASES.items():
-        (project / "base.json").write_text(json.dumps(recipe), encoding="utf-8")
-        found = cells_of({"base": "../base.json", "matrix": {"only": [{"name": "one"}]}}, project / "sweeps")
-        assert keys(found["one"]) == keys(stages_of(recipe, project)), name
+        (own_project / "base.json").write_text(json.dumps(recipe), encoding="utf-8")
+        found = cells_of({"base": "../base.json", "matrix": {"only": [{"name": "one"}]}}, own_project / "sweeps")
+        assert keys(found["one"]) == keys(stages_of(recipe, own_project)), name

@@ -8,10 +8,12 @@ from __future__ import annotations
 import ast
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
+from model_files import swap
 from planned_keys import LIBRARY, Stages, Warm, plugin_of, ranked, reached, stages_of
 from reach import BASES, edited
 from test_keys_of_configs import STAGES
@@ -170,7 +172,9 @@ def source_file(module: str) -> Path:
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
-def imports_in(file: Path) -> Iterator[str]:
+@cache
+def imports_in(file: Path) -> tuple[str, ...]:
+    """Return the names that the source *file* imports when it runs, anywhere in it."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     for_types = {
         inner
@@ -178,12 +182,14 @@ def imports_in(file: Path) -> Iterator[str]:
         if isinstance(outer, ast.If) and ast.unparse(outer.test) == "TYPE_CHECKING"
         for inner in ast.walk(outer)
     }
+    found: list[str] = []
     for statement in ast.walk(tree):
         if isinstance(statement, ast.Import) and statement not in for_types:
-            yield from (alias.name for alias in statement.names)
+            found += (alias.name for alias in statement.names)
         elif isinstance(statement, ast.ImportFrom) and statement not in for_types:
             assert statement.module is not None
-            yield from (statement.module, *(f"{statement.module}.{alias.name}" for alias in statement.names))
+            found += (statement.module, *(f"{statement.module}.{alias.name}" for alias in statement.names))
+    return tuple(found)
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -236,16 +242,10 @@ def remove_a_library(package: Path) -> None:
     (package / "backend.dll").unlink()
 
 
-def swap(one: Path, other: Path) -> None:
-    content = one.read_bytes()
-    one.write_bytes(other.read_bytes())
-    other.write_bytes(content)
-
-
 @pytest.fixture
-def package(project: Path) -> Path:
+def package(own_project: Path) -> Path:
     """QNN's package, with more libraries."""
-    folder = project / "packages" / plugin_of(QNN)
+    folder = own_project / "packages" / plugin_of(QNN)
     for name in ("backend.dll", f"arm64/{LIBRARY}", f"x64/{LIBRARY}", "nothing yet/readme.txt"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(name.encode())
@@ -267,9 +267,9 @@ def package(project: Path) -> Path:
     ],
 )
 def test_a_providers_library_reaches_analyze_compile_and_validate(
-    project: Path, package: Path, edit: Callable[[Path], None]
+    own_project: Path, package: Path, edit: Callable[[Path], None]
 ) -> None:
-    warm = {base: Warm(project, BASES[base], name=base) for base in ("static", "cpu")}
+    warm = {base: Warm(own_project, BASES[base], name=base) for base in ("static", "cpu")}
     before = {base: each.stages() for base, each in warm.items()}
     assert all(each.stands() for each in warm.values())
     edit(package)
@@ -280,11 +280,11 @@ def test_a_providers_library_reaches_analyze_compile_and_validate(
 
 
 def test_where_a_library_lies_and_what_lies_beside_it_reaches_nothing(
-    project: Path, package: Path, monkeypatch: pytest.MonkeyPatch
+    own_project: Path, package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = stages_of(BASES["static"], project)
+    before = stages_of(BASES["static"], own_project)
     (package / "readme.txt").write_bytes(b"new")
-    assert reached(before, stages_of(BASES["static"], project)) == set()
-    (project / "packages").rename(project / "elsewhere")
-    monkeypatch.syspath_prepend(project / "elsewhere")
-    assert reached(before, stages_of(BASES["static"], project)) == set()
+    assert reached(before, stages_of(BASES["static"], own_project)) == set()
+    (own_project / "packages").rename(own_project / "elsewhere")
+    monkeypatch.syspath_prepend(own_project / "elsewhere")
+    assert reached(before, stages_of(BASES["static"], own_project)) == set()

@@ -14,6 +14,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -296,7 +297,7 @@ def read_config(kind: type[T], value: JsonValue) -> T:
     """
     if not isinstance(value, Mapping):
         raise TypeError(f"{kind.__name__} needs an object, got {value!r}")
-    hints = typing.get_type_hints(kind)
+    hints = _hints_of(kind)  # type: ignore[arg-type] # mypy: a class is hashable
     known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
     if unknown := value.keys() - known.keys():
         raise TypeError(f"{kind.__name__} has no field {', '.join(sorted(unknown))}")
@@ -304,6 +305,11 @@ def read_config(kind: type[T], value: JsonValue) -> T:
         if name not in value and each.default is MISSING and each.default_factory is MISSING:
             raise TypeError(f"{kind.__name__} needs {name}")
     return kind(**{name: _read(hints[name], inner) for name, inner in value.items()})
+
+
+@cache
+def _hints_of(kind: type) -> Mapping[str, object]:
+    return typing.get_type_hints(kind)
 
 
 def _read(hint: object, value: JsonValue) -> object:
