@@ -134,11 +134,7 @@ def random_feeds(
 def random_feed(
     specs: Sequence[InputSpec], seed: str, index: int, distribution: Distribution = "uniform"
 ) -> dict[str, NDArray[np.generic]]:
-    """Return the sample of *index* alone; text seeds extend the numeric ones that users choose.
-
-    Raises:
-        InputError: as :func:`random_feeds`.
-    """
+    """Return one sample of :func:`random_feeds`; text seeds extend the numeric ones that users choose."""
     return {spec.name: _valid(spec, _sample(spec, _generator(seed, spec.name, index), distribution)) for spec in specs}
 
 

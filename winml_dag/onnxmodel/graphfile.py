@@ -166,8 +166,7 @@ def _found(file: File, start: int, end: int, readers: Mapping[int, _Reader]) -> 
     found: _Found = defaultdict(list)
     for number, wire, first, last in fields(file, start, end):
         if (reader := readers.get(number)) is not None:
-            if wire != reader[0]:
-                raise MalformedError
+            _expect(wire, reader[0])
             found[number].append(reader[1](file, first, last))
     return found
 
@@ -259,25 +258,31 @@ def _node(depth: int, file: File, start: int, end: int) -> Node:
     )
 
 
+def _content(file: File, start: int, end: int) -> tuple[bytes | None, int]:
+    """Read a text, unless it is too long, and its size."""
+    return file.read(start, end) if end - start <= _LONGEST_CONTENT else None, end - start
+
+
+@cache
+def _fields_of_attribute(depth: int) -> Mapping[int, _Reader]:
+    """All but lists of numbers and of texts."""
+    graph: _Reader = (BYTES, partial(_graph, depth + 1))
+    readers: dict[int, _Reader] = {1: _TEXT, 2: (FIXED32, _floats), 3: _INTEGER, 4: (BYTES, _content)}
+    several = {**dict.fromkeys((5, 10), _TENSOR), **dict.fromkeys((6, 11), graph)}
+    return readers | several | dict.fromkeys((22, 23), (BYTES, _sparse))
+
+
 def read_attribute(file: File, start: int, end: int, *, depth: int = 1) -> Attribute:
     """Read an AttributeProto; *depth*: of the graph with its node."""
-    name = ""
-    integer: int | None = None
-    content: bytes | None = None
-    content_bytes = 0
-    tensors: list[Tensor] = []
-    graphs: list[Graph] = []
-    single: float | None = None
+    readers = _fields_of_attribute(depth)
+    found: _Found = defaultdict(list)
     integers: list[int] = []
     numbers: list[float] = []
     texts: list[bytes] = []
     for number, wire, first, last in fields(file, start, end):
-        if number == 2:
-            _expect(wire, FIXED32)
-            single = _floats(file, first, last)[0]
-        elif number == 3:
-            _expect(wire, VARINT)
-            integer = _signed(first)
+        if (reader := readers.get(number)) is not None:
+            _expect(wire, reader[0])
+            found[number].append(reader[1](file, first, last))
         elif number == 7:
             if wire not in (BYTES, FIXED32):
                 raise MalformedError
@@ -290,27 +295,15 @@ def read_attribute(file: File, start: int, end: int, *, depth: int = 1) -> Attri
             _expect(wire, BYTES)
             if last - first <= _LONGEST_CONTENT and len(texts) <= _LONGEST_LIST:
                 texts.append(file.read(first, last))
-        elif number in (1, 4, 5, 6, 10, 11, 22, 23):
-            _expect(wire, BYTES)
-            if number == 1:
-                name = file.text(first, last)
-            elif number == 4:
-                content_bytes = last - first
-                content = file.read(first, last) if content_bytes <= _LONGEST_CONTENT else None
-            elif number in (5, 10):
-                tensors.append(_tensor(file, first, last))
-            elif number in (6, 11):
-                graphs.append(_graph(depth + 1, file, first, last))
-            else:
-                tensors.extend(_sparse(file, first, last))
+    content, size = _last(found[4], (None, 0))
     return Attribute(
-        name,
-        integer,
+        _last(found[1], ""),
+        _last(found[3], None),
         content,
-        content_bytes,
-        tuple(tensors),
-        tuple(graphs),
-        single,
+        size,
+        (*found[5], *found[10], *chain.from_iterable((*found[22], *found[23]))),
+        (*found[6], *found[11]),
+        _last(found[2], (None,))[0],
         _short(integers),
         _short(numbers),
         _short(texts),
@@ -386,15 +379,8 @@ def _sparse(file: File, start: int, end: int) -> list[Tensor]:
 
 def _dimension(file: File, start: int, end: int) -> int | str | None:
     """Read a size, the name of an open one, or None."""
-    dim: int | str | None = None
-    for number, wire, first, last in fields(file, start, end):
-        if number == 1:
-            _expect(wire, VARINT)
-            dim = _signed(first)
-        elif number == 2:
-            _expect(wire, BYTES)
-            dim = file.text(first, last) or None
-    return dim
+    found = _found(file, start, end, {1: _INTEGER, 2: _TEXT})
+    return _last(found[1], None) if found[1] else _last(found[2], "") or None
 
 
 # The fields of a TensorShapeProto, of a type of tensors, of a type, and of a value.

@@ -71,14 +71,14 @@ def without_data(tensor: TensorProto, location: str) -> TensorProto:
     return lean
 
 
-def without_weights(model: ModelProto, smallest: int = 1024) -> ModelProto:
-    """Return a copy of *model* in which initializers of *smallest* bytes or more are without data; no metadata."""
+def without_weights(model: ModelProto) -> ModelProto:
+    """Return a copy of *model* in which initializers of 1024 bytes or more are without data; no metadata."""
     graph = model.graph
     lean = type(model)(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
     copied = {"node": graph.node, "input": graph.input, "output": graph.output, "value_info": graph.value_info}
     lean.graph.CopyFrom(type(graph)(name=graph.name, **copied))
     lean.graph.initializer.extend(
-        tensor if byte_size(tensor.data_type, tensor.dims) < smallest else without_data(tensor, "weights")
+        tensor if byte_size(tensor.data_type, tensor.dims) < 1024 else without_data(tensor, "weights")
         for tensor in graph.initializer
     )
     return lean

@@ -134,10 +134,7 @@ def labelled_npz(
 ) -> tuple[Samples, Callable[[Sequence[int]], Iterator[Any]]]:
     """Return the samples in *file*, and a function that reads the labels of given sample numbers.
 
-    *label_of* returns the name of the array with the labels, one for each sample.
-
-    Raises:
-        StageError: as :func:`npz_samples`.
+    *label_of* returns the name of the array with the labels, one for each sample. Raises as :func:`npz_samples`.
     """
     stacks = _npz_stacks(file)
     label = label_of(list(stacks))
@@ -149,8 +146,7 @@ def labelled_npz(
 def npy_samples(folder: Path, files: Sequence[Path], inputs: Sequence[InputSpec]) -> Samples:
     """Read ``<input>.npy``, whose first axis counts the samples, or a folder ``<input>`` with a file for each sample.
 
-    Raises:
-        StageError: as :func:`npz_samples`.
+    Raises as :func:`npz_samples`.
     """
     if all(file.parent == folder for file in files):
         return _stacked("npy", {file.stem: _stack(file) for file in files}, inputs)

@@ -104,11 +104,7 @@ class ValidationSamples:
 def samples_of(
     workspace: Workspace, inputs: Sequence[InputSpec], columns: Columns | None, *, slot: str = "data"
 ) -> Samples:
-    """Read the samples of the stage's input *slot*, with the processor in its input ``processor``.
-
-    Raises:
-        StageError: as :func:`read_samples`.
-    """
+    """Call :func:`read_samples` on the stage's input *slot*, with the processor in its input ``processor``."""
     processor = workspace.inputs["processor"] if workspace.has("processor") else None
     mapping = {} if columns is None else columns.columns_mapping
     return read_samples(workspace.inputs[slot], inputs, processor, mapping)
