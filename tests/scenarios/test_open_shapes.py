@@ -114,23 +114,13 @@ def test_an_edit_of_the_batch_runs_normalize_and_what_follows_and_one_back_nothi
 
 
 def test_a_sweep_over_shapes_has_one_normalized_model_for_each(shared: Project) -> None:
-    sweep = {
-        "model": "side.onnx",
-        "ep": "cpu",
-        "auto": False,
-        "export": {"batch_size": 1},
-        "matrix": {
-            "export.shape_config": [
-                {"name": "small", "export": {"shape_config": {"side": 6}}},
-                {"name": "large", "export": {"shape_config": {"side": 10}}},
-            ],
-            "precision": ["fp32", "fp16"],
-        },
-    }
-    shared.save("sweep.yaml", sweep)
+    sides = {"small": 6, "large": 10}
+    axis = [{"name": name, "export": {"shape_config": {"side": side}}} for name, side in sides.items()]
+    recipe = {"model": "side.onnx", "ep": "cpu", "auto": False, "export": {"batch_size": 1}}
+    shared.save("sweep.yaml", {**recipe, "matrix": {"export.shape_config": axis, "precision": ["fp32", "fp16"]}})
     shared.says("build", "-c", "sweep.yaml", "-o", "sweep")
     assert "2 normalize" in shared.says("plan", "-c", "sweep.yaml", "-o", "sweep")
-    for size, name in ((6, "small"), (10, "large")):
+    for name, size in sides.items():
         for precision in ("fp32", "fp16"):
             assert shape(shared, f"sweep/{name}/{precision}/model.onnx") == (1, 3, size, size)
 

@@ -104,12 +104,9 @@ def test_values_stay_in_their_range(dtype: str, low: int, width: int, distributi
     assert values.max() < low + width
 
 
-def test_an_integer_range_is_used_up_to_its_ends() -> None:
+def test_a_range_is_used_up_to_its_ends_and_without_one_name_and_type_decide() -> None:
     assert set(_one(InputSpec("x", "int64", (200,), (3, 6)))) == {3, 4, 5}
     assert set(_one(InputSpec("x", "int64", (20,), (1, 1)))) == {1}
-
-
-def test_defaults_by_name_and_type() -> None:
     assert set(_one(InputSpec("attention_mask", "int64", (40,)))) == {1}
     assert set(_one(InputSpec("attention_mask", "int64", (40,), (0, 2)))) == {0, 1}
     assert set(_one(InputSpec("encoder_attention_mask", "float32", (40,)))) == {1.0}

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from export_architectures import IDS, picture
-from export_models import made, names, random_model, signature
+from export_models import IDS, made, names, picture, random_model, signature
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -78,9 +78,6 @@ def test_files_without_the_samples_are_refused(tmp_path):
     np.save(tmp_path / "x.npy", np.zeros(3, [("a", "f4"), ("b", "f4")]))
     with pytest.raises(StageError, match="takes the shape"):
         list(opened(tmp_path, "npy"))
-    np.save(tmp_path / "x.npy", np.array([{}], dtype=object))
-    with pytest.raises(StageError, match="Python objects"):
-        opened(tmp_path, "npy")
 
 
 def test_the_time_of_making_samples_is_told_apart_from_that_of_using_them(monkeypatch):
