@@ -153,12 +153,6 @@ def field_changes(old: Value, new: Value, path: str = "") -> Iterator[Change]:
         yield Change("config", path, old, new)
 
 
-def tool_changes(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Change]:
-    for name in sorted(old.keys() | new.keys()):
-        if old.get(name) != new.get(name):
-            yield Change("toolchain", name, old.get(name, UNSET), new.get(name, UNSET))
-
-
 def _changes(record: Record, new: KeyInputs, inputs: Inputs) -> Iterator[Change]:
     old = record.key_inputs
     if old.stage != new.stage:
@@ -170,7 +164,10 @@ def _changes(record: Record, new: KeyInputs, inputs: Inputs) -> Iterator[Change]
         before, after = old.inputs.get(slot, UNSET), new.inputs.get(slot, UNSET)
         if before != after:
             yield Change("input", slot, before, after, input_changes(inputs, slot, record.input_artifact(slot)))
-    yield from tool_changes(old.toolchain, new.toolchain)
+    for name in sorted(old.toolchain.keys() | new.toolchain.keys()):
+        version, now = old.toolchain.get(name, UNSET), new.toolchain.get(name, UNSET)
+        if version != now:
+            yield Change("toolchain", name, version, now)
 
 
 def input_changes(inputs: Inputs, slot: str, before: Artifact | None) -> tuple[FileChange, ...]:

@@ -158,23 +158,15 @@ FIRST_BUILD = Reason("first build", "never built before")
 REBUILD = Reason("rebuild", "--rebuild was given")
 
 
-def found(record: Record) -> Reason:
-    return Reason("found", f"found in the cache{_made(record)}")
-
-
-def found_in_remote(record: Record) -> Reason:
-    """*record* was fetched from a remote in this run."""
-    return Reason("found in a remote", f"found in the remote{_made(record)}")
-
-
-def _made(record: Record) -> str:
-    """When it was made and, for a record from elsewhere, by whom."""
+def found(record: Record, *, in_remote: bool = False) -> Reason:
+    """*in_remote*: whether *record* was fetched from a remote in this run."""
     when = f", made {record.made_at}" if record.made_at else ""
-    maker = record.origin.get("maker")
-    if not isinstance(maker, Mapping):
-        return when
-    who = [text for name in ("builder", "run", "host") if isinstance(text := maker.get(name), str) and text]
-    return f"{when} by {', '.join(who)}"
+    by, maker = "", record.origin.get("maker")
+    if isinstance(maker, Mapping):  # only of a record from elsewhere
+        who = [text for name in ("builder", "run", "host") if isinstance(text := maker.get(name), str) and text]
+        by = f" by {', '.join(who)}"
+    kind, where = ("found in a remote", "the remote") if in_remote else ("found", "the cache")
+    return Reason(kind, f"found in {where}{when}{by}")
 
 
 @dataclass(frozen=True)

@@ -68,8 +68,7 @@ def decide(
         return Run(key, key_inputs, events.lost(gone, asked_behind=store.has_remotes), basis)
     if last is not None and last.cache_key == key:
         return Reuse(record, events.UP_TO_DATE)
-    came = store.came_from_remote(key)
-    return Reuse(record, events.found_in_remote(record) if came else events.found(record))
+    return Reuse(record, events.found(record, in_remote=store.came_from_remote(key)))
 
 
 def refusal(node: Node, record: Record) -> StageError | None:

@@ -139,7 +139,8 @@ def undeclared(trace: Path, declared: Collection[str], own: Collection[Path], fo
     around = tuple(f"{path}/" for path in (folder.resolve(), Path.home()))
     libraries = [prefix for prefix in installed if not any(path.startswith(f"{prefix}/") for path in around)]
     skipped = tuple(f"{root}/" for root in (*_SYSTEM, *map(str, own), *libraries, *declared))
-    found = {_source_of(path) for path in read if not path.startswith(skipped) and not _is_installed(path)}
+    # Python opens the compiled form of a module, but a user declares the source.
+    found = {_COMPILED.sub(r"\1.py", path) for path in read if not path.startswith(skipped) and not _is_installed(path)}
     return sorted(path for path in found - programs - {*declared} if _is_older_file(path, began))
 
 
@@ -148,16 +149,11 @@ def in_short(paths: Sequence[str], folder: Path) -> str:
     by_folder: dict[str, list[str]] = {}
     for path in paths:
         name = path.removeprefix(f"{folder}/")
-        by_folder.setdefault(os.path.dirname(name), []).append(name)  # noqa: PTH120
-    return ", ".join(_listed(by_folder))
-
-
-def _listed(by_folder: dict[str, list[str]]) -> Iterator[str]:
-    for folder, names in by_folder.items():
-        if len(names) > _MOST_NAMED:
-            yield f"{folder or '.'}/ ({len(names)} files)"
-        else:
-            yield from names
+        by_folder.setdefault(os.path.dirname(name) or ".", []).append(name)  # noqa: PTH120
+    return ", ".join(
+        f"{below}/ ({len(names)} files)" if len(names) > _MOST_NAMED else ", ".join(names)
+        for below, names in by_folder.items()
+    )
 
 
 def _read_and_executed(trace: Path, folder: Path) -> tuple[set[str], set[str]]:
@@ -178,11 +174,6 @@ def _read_and_executed(trace: Path, folder: Path) -> tuple[set[str], set[str]]:
 def _plain(text: str) -> str:
     """A path as strace prints it, with non-ASCII characters as octal numbers."""
     return os.fsdecode(text.encode().decode("unicode_escape").encode("latin-1"))
-
-
-def _source_of(path: str) -> str:
-    """The source file of *path*: Python opens the compiled form of a module, but a user declares the source."""
-    return _COMPILED.sub(r"\1.py", path)
 
 
 def _is_installed(path: str) -> bool:
@@ -207,7 +198,10 @@ def check_done(job: Job) -> None:
     _check_outputs(job, job.at)
     if job.is_traced:
         _refuse_undeclared(job, job.at)
-    if job.own is not None and (extra := _undeclared(job.at, job.own)):
+    if job.own is None:
+        return
+    names = (name_below(job.at, entry.path) for entry in files_below(job.at))
+    if extra := [name for name in names if name not in job.own]:
         raise StageError(
             f"{job.node.id} wrote {', '.join(extra)} in its folder, and does not declare it.",
             advice="Declare it as an output and write to its placeholder, or write to the temporary folder ($TMPDIR).",
@@ -276,12 +270,6 @@ def _refuse_several(job: Job) -> None:
                 f"{path} is declared as a file, and {job.node.stage.name} writes several: {', '.join(names)}.",
                 advice=f"Declare a folder for them, such as {path.partition('.')[0]}/.",
             )
-
-
-def _undeclared(project: Path, own: frozenset[str]) -> list[str]:
-    """The files in *project* that are not among its *own*: undeclared files that a stage wrote."""
-    names = (name_below(project, entry.path) for entry in files_below(project))
-    return [name for name in names if name not in own]
 
 
 def _beside(job: Job, slot: str, path: str) -> Iterator[str]:

@@ -45,29 +45,37 @@ def keep(store: NotedStore, tmp_path: Path) -> Keep:
     return keep
 
 
-def run_reason(store: NotedStore, made: KeyInputs, name: str = "here") -> str:
-    decision = decide(store.latest([name]).get(name), made, store)
-    assert isinstance(decision, Run)
-    assert decision.key == cache_key(made)
-    return str(decision.reason)
+def run_reason(store: NotedStore, made: KeyInputs) -> str:
+    found = decision(store, made)
+    assert isinstance(found, Run)
+    assert found.key == cache_key(made)
+    return str(found.reason)
 
 
-def test_what_stands_under_its_name_is_up_to_date(store: NotedStore, keep: Keep) -> None:
-    record = keep()
-    decision = decide(store.latest(["here"]).get("here"), MADE, store)
-    assert isinstance(decision, Reuse)
-    assert decision.record == record
-    assert decision.reason.kind == "up to date"
+def decision(store: NotedStore, made: KeyInputs = MADE, **how: bool) -> Reuse | Run:
+    return decide(store.latest(["here"]).get("here"), made, store, **how)
 
 
-def test_what_another_build_made_is_found(store: NotedStore, keep: Keep) -> None:
-    keep(name="elsewhere")
-    decision = decide(store.latest(["here"]).get("here"), MADE, store)
-    assert isinstance(decision, Reuse)
-    assert str(decision.reason) == "found in the cache, made 2030-01-01"
-    rebuilt = decide(store.latest(["here"]).get("here"), MADE, store, rebuild=True)
+def test_a_result_is_found_that_another_build_made_and_is_up_to_date_under_its_own_name(
+    store: NotedStore, keep: Keep
+) -> None:
+    first = decision(store)
+    assert isinstance(first, Run)
+    assert first.estimate_seconds is None
+    record = keep(name="elsewhere")
+    found = decision(store)
+    assert isinstance(found, Reuse)
+    assert (found.record, str(found.reason)) == (record, "found in the cache, made 2030-01-01")
+    rebuilt = decision(store, rebuild=True)
     assert isinstance(rebuilt, Run)
     assert str(rebuilt.reason) == "--rebuild was given"
+    store.remember({"here": record.cache_key})
+    again = decision(store)
+    assert isinstance(again, Reuse)
+    assert (again.record, again.reason.kind) == (record, "up to date")
+    other = decision(store, replace(MADE, version=2))
+    assert isinstance(other, Run)
+    assert other.estimate_seconds == 12.5, "what the last run under this name took"
 
 
 def test_options_that_come_and_go_are_named_one_by_one(store: NotedStore, keep: Keep) -> None:
@@ -107,14 +115,6 @@ def test_a_lost_blob_is_named(store: NotedStore, keep: Keep) -> None:
     (file,) = keep().files()
     store.lose(file)
     assert run_reason(store, MADE) == "missing or damaged in the cache: quantized.onnx"
-
-
-def test_the_estimate_is_what_the_last_run_under_this_name_took(store: NotedStore, keep: Keep) -> None:
-    assert isinstance(first := decide(store.latest(["here"]).get("here"), MADE, store), Run)
-    assert first.estimate_seconds is None
-    keep()
-    assert isinstance(again := decide(store.latest(["here"]).get("here"), replace(MADE, version=2), store), Run)
-    assert again.estimate_seconds == 12.5
 
 
 def test_a_key_made_in_another_way_is_said_to_be(

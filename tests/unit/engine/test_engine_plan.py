@@ -32,42 +32,36 @@ def test_a_plan_only_reads_and_tells_what_runs_and_why(bench: Bench, explain: bo
         (Status.RAN, "depends on the output of export"),
         (Status.RAN, "depends on the output of quantize"),
     ]
-    bench.run(LINE, [weights])
+    ran = bench.run(LINE, [weights])
+    plan = bench.plan(LINE, [weights], explain=explain)
+    assert {(result.status, str(result.reason)) for result in plan} == {(Status.REUSED, "up to date")}
+    assert [result.record for result in plan] == [result.record for result in ran.results.values()]
     bench.store.calls.clear()
     edited = (LINE[0], node("quantize", "export.out", salt=1), LINE[2])
-    assert [str(result.reason) for result in bench.plan(edited, [weights], explain=explain)] == [
+    plan = bench.plan(edited, [weights], explain=explain)
+    assert [str(result.reason) for result in plan] == [
         "up to date",
         "text.salt: 0 -> 1",
         "depends on the output of quantize",
     ]
+    took = [ran.results[name].elapsed_seconds for name in ("quantize", "compile")]
+    assert [result.elapsed_seconds for result in plan[1:]] == took, "estimated by the last run"
     bench.plan(edited, [weights], scope="elsewhere", explain=explain)
     assert {method for method, _ in bench.store.calls} <= {"record", "latest", *(["records_of"] if explain else [])}
 
 
-def test_after_a_build_nothing_would_run(bench: Bench) -> None:
-    weights = bench.source("weights", "w")
-    ran = bench.run(LINE, [weights])
-    plan = bench.plan(LINE, [weights])
-    assert {(result.status, str(result.reason)) for result in plan} == {(Status.REUSED, "up to date")}
-    assert [result.record for result in plan] == [ran.results[result.node.id].record for result in plan]
-
-
-def test_what_will_be_recomputed_is_estimated_by_its_last_run(bench: Bench) -> None:
-    weights = bench.source("weights", "w")
-    ran = bench.run(LINE, [weights])
-    edited = (node("export", "weights", salt=1), *LINE[1:])
-    took = [ran.results[result.node.id].elapsed_seconds for result in bench.plan(edited, [weights])]
-    assert [result.elapsed_seconds for result in bench.plan(edited, [weights])] == took
-
-
-def test_a_source_that_was_edited_is_named_by_its_file(bench: Bench) -> None:
+def test_a_source_that_was_edited_is_named_by_its_file_in_the_plan_and_in_the_run(bench: Bench) -> None:
     bench.run(LINE, [bench.source("weights", "old")])
-    reason = explained(bench, LINE, [bench.source("weights", "new")])["export"].reason
+    edited = bench.source("weights", "new")
+    reason = explained(bench, LINE, [edited])["export"].reason
     old, new = (digest_bytes(text, "xxh3-128") for text in (b"old", b"new"))
     shown = f"{old[:17]} -> {new.partition(':')[2][:8]}"
     assert str(reason) == f"input in0: weights.txt changed ({shown})"
     (change,) = reason.changes
     assert [(file.old, file.new) for file in change.files] == [(old, new)]
+    ran = bench.run(LINE, [edited])
+    assert ran.reason("export") == str(reason)
+    assert ran.reason("quantize").startswith("input in0: export-out.txt changed (xxh3-128:")
 
 
 def test_a_stages_own_output_that_came_out_differently_is_named_by_its_file(bench: Bench) -> None:
@@ -79,15 +73,6 @@ def test_a_stages_own_output_that_came_out_differently_is_named_by_its_file(benc
     found = explained(bench, edited, [weights])
     assert found["export"].reason.kind == "found"
     assert str(found["quantize"].reason).startswith("input in0: export-out.txt changed (xxh3-128:")
-
-
-def test_the_log_of_a_run_names_the_file_as_the_plan_did(bench: Bench) -> None:
-    bench.run(LINE, [bench.source("weights", "old")])
-    edited = bench.source("weights", "new")
-    planned = explained(bench, LINE, [edited])["export"].reason
-    ran = bench.run(LINE, [edited])
-    assert ran.reason("export") == str(planned)
-    assert ran.reason("quantize").startswith("input in0: export-out.txt changed (xxh3-128:")
 
 
 def test_a_waiting_stage_names_what_it_hangs_on_in_the_end_and_what_differs_already(bench: Bench) -> None:
@@ -147,20 +132,15 @@ def test_what_another_build_made_that_is_nearer_than_the_last_is_said_beside_the
     assert [str(change) for change in reason.nearest.changes] == ["torch 2.0 -> 2.1"]
 
 
-def test_a_run_looks_for_no_near_record(bench: Bench) -> None:
-    weights = bench.source("weights", "w")
-    bench.run(LINE, [weights])
-    bench.store.calls.clear()
-    bench.run((node("export", "weights", salt=1), *LINE[1:]), [weights], scope="elsewhere")
-    assert "records_of" not in {method for method, _ in bench.store.calls}
-
-
-def test_the_records_of_a_stage_are_read_once_for_all_of_its_uses(bench: Bench) -> None:
+def test_only_explanations_look_for_near_records_and_read_those_of_a_stage_once(bench: Bench) -> None:
     weights = bench.source("weights", "w")
     nodes = [node(f"n{number}", "weights", of="same", salt=number) for number in range(20)]
-    bench.store.calls.clear()
     explained(bench, nodes, [weights])
     assert [about for method, about in bench.store.calls if method == "records_of"] == ["same"]
+    bench.store.calls.clear()
+    bench.run(nodes, [weights])
+    bench.run([replace(each, config={"text": {"salt": 99}}) for each in nodes], [weights])
+    assert "records_of" not in {method for method, _ in bench.store.calls}
 
 
 def line(*, salt: int = 0, reader: int = 0) -> tuple[Node, ...]:
