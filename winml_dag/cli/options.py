@@ -97,38 +97,34 @@ _FOLDER = with_options(
 
 def _build_options(*first: Callable[[Any], Any]) -> Callable[[F], F]:
     """Return a decorator that adds the options of a build, which the command receives as ``**options``."""
-
-    def add(function: F) -> F:
-        return with_options(
-            *first,
-            click.option("-m", "--model", type=TEXT, help="A hub id, a model folder or an .onnx file."),
-            click.option("--onnx", type=FILE, help="An ONNX model."),
-            cache_option,
-            task_option,
-            submodel_option,
-            target_options,
-            click.option("-p", "--precision", type=TEXT, help="auto, fp32, fp16, int8, int16, w8a8, w8a16, ..."),
-            *(
-                click.option(f"--{stage}/--no-{stage}", default=None, help=f"Run or skip {what}.")
-                for stage, what in _SWITCHES.items()
-            ),
-            click.option(
-                "--max-optim-iterations",
-                type=click.IntRange(0, 20),
-                help="Rounds of optimize after the first, for findings of analyze [3].",
-            ),
-            click.option(
-                "--allow-unsupported-nodes", is_flag=True, help="Build even if the target cannot run some operators."
-            ),
-            random_weights_option,
-            trust_option,
-            input_options,
-            COMPILE,
-            VALIDATION,
-            set_option,
-        )(function)
-
-    return add
+    return with_options(
+        *first,
+        click.option("-m", "--model", type=TEXT, help="A hub id, a model folder or an .onnx file."),
+        click.option("--onnx", type=FILE, help="An ONNX model."),
+        cache_option,
+        task_option,
+        submodel_option,
+        target_options,
+        click.option("-p", "--precision", type=TEXT, help="auto, fp32, fp16, int8, int16, w8a8, w8a16, ..."),
+        *(
+            click.option(f"--{stage}/--no-{stage}", default=None, help=f"Run or skip {what}.")
+            for stage, what in _SWITCHES.items()
+        ),
+        click.option(
+            "--max-optim-iterations",
+            type=click.IntRange(0, 20),
+            help="Rounds of optimize after the first, for findings of analyze [3].",
+        ),
+        click.option(
+            "--allow-unsupported-nodes", is_flag=True, help="Build even if the target cannot run some operators."
+        ),
+        random_weights_option,
+        trust_option,
+        input_options,
+        COMPILE,
+        VALIDATION,
+        set_option,
+    )
 
 
 _SWITCHES = {

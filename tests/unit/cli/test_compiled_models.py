@@ -87,7 +87,7 @@ def test_another_provider_is_refused_before_anything_runs(command: str, target: 
 
 def test_another_device_of_its_provider_is_no_other_provider(says) -> None:
     for target in (("--device", "gpu"), ("--device", "auto"), ("--device", "qnn")):
-        says("build", "--onnx", "qnn.onnx", "-o", "out", *AS_IT_IS, "--no-validate", *target)
+        says("plan", "--onnx", "qnn.onnx", "-o", "out", *AS_IT_IS, "--no-validate", *target)
 
 
 @pytest.mark.parametrize(("model", "named"), [("other.onnx", "'OtherProvider'"), ("nobody.onnx", "none")])

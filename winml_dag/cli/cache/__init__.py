@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from winml_dag.cli import Group
-from winml_dag.cli.cache import contents, sharing, upkeep
+from winml_dag.cli.cache import contents, sharing
 
 
 @click.group(name="cache", cls=Group)
@@ -17,10 +17,10 @@ for _inner in (
     contents.info,
     contents.list_,
     contents.show_,
-    upkeep.gc,
-    upkeep.limit,
-    upkeep.verify,
-    upkeep.clear,
+    contents.gc,
+    contents.limit,
+    contents.verify,
+    contents.clear,
     sharing.push,
     sharing.pull,
     sharing.remote,

@@ -1,9 +1,11 @@
-"""What a build reports on a quantization: lines for people, JSON for programs, and the manifest."""
+"""What a build reports on a quantization and a compilation: lines for people, JSON for programs, the manifest."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from tiny_builds import build_tiny, save_model
 from winml_dag.canonical import JsonObject
 from winml_dag.cli.buildreport import builds_json, print_result
 from winml_dag.cli.options import How
+from winml_dag.cli.stage_lines import compiled_lines
+from winml_dag.ep.registry import QNN
 from winml_dag.pipeline.buildresult import BuildResult
 from winml_dag.pipeline.request import Overrides, RemoteOptions, Request
 from winml_dag.pipeline.stageresults import QuantizeResult
@@ -145,7 +149,7 @@ def test_a_poor_model_is_called_poor_with_what_to_try(capsys: pytest.CaptureFixt
     assert json.loads(Path("out/build_manifest.json").read_text())["quality"] == {**poor.to_json(), "poor": True}
 
 
-def test_json_has_what_winml_cli_has_and_the_rest() -> None:
+def test_json_and_the_manifest_have_what_winml_cli_has_and_the_rest() -> None:
     (value,) = json.loads(json.dumps(builds_json([built()], 1.0)))["builds"]
     found: dict[str, Any] = value["quantization"]
     assert found.keys() >= {
@@ -160,17 +164,6 @@ def test_json_has_what_winml_cli_has_and_the_rest() -> None:
     assert (found["cached"], found["poor"], found["errors"]) == (False, False, [])
     stages = {stage["stage"]: stage for stage in value["stages"]}
     assert stages["quantize"]["metrics"] == QUANTIZE
-    assert done(built()).cached
-
-
-def test_a_plan_tells_of_no_quantization(tells) -> None:
-    save_model(Path("tiny.onnx"))
-    (value,) = tells("plan", "--onnx", "tiny.onnx", "-p", "w8a16", "--no-analyze")["builds"]
-    assert "quantization" not in value
-
-
-def test_the_manifest_has_it_where_readers_of_winml_cli_look() -> None:
-    built()
     manifest = json.loads(Path("out/build_manifest.json").read_text())
     assert manifest["quality"] == {**QUALITY.to_json(), "poor": False}
     (stage,) = (stage for stage in manifest["stages"] if stage["name"] == "quantize")
@@ -178,6 +171,13 @@ def test_the_manifest_has_it_where_readers_of_winml_cli_look() -> None:
     assert {name: stage[name] for name in expected} == expected
     assert stage["calibration_time_seconds"] == 1.23
     assert stage["metrics"] == {"mode": "static"}
+    assert done(built()).cached
+
+
+def test_a_plan_tells_of_no_quantization(tells) -> None:
+    save_model(Path("tiny.onnx"))
+    (value,) = tells("plan", "--onnx", "tiny.onnx", "-p", "w8a16", "--no-analyze")["builds"]
+    assert "quantization" not in value
 
 
 def test_the_path_of_saved_ranges_is_told() -> None:
@@ -247,13 +247,10 @@ ON_QNN: JsonObject = {
 }
 
 
-def test_a_float_model_has_a_line_on_how_it_ran_on_another_provider(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_float_model_has_a_line_on_how_it_ran(capsys: pytest.CaptureFixture[str]) -> None:
     told = lines(built("fp32", measured={"validate": ON_QNN}), capsys)
     assert told[0].startswith("validated on QNNExecutionProvider npu: cosine 0.99941, SQNR 31.2 dB")
     assert not any(line.startswith("validated") for line in lines(built(measured={"validate": ON_QNN}), capsys))
-
-
-def test_a_model_that_is_compared_with_nothing_is_said_to_have_run(capsys: pytest.CaptureFixture[str]) -> None:
     alone = {name: value for name, value in ON_QNN.items() if name != "quality"} | {"reference": False}
     told = lines(built("fp32", measured={"validate": alone}), capsys)
     assert told[0].endswith("it loads, runs and returns finite values on 3 samples (text) and on ones")
@@ -265,3 +262,60 @@ def test_what_is_odd_about_the_float_model_is_a_warning_in_text_and_json(capsys:
     assert "warning: Output 'logits' of the reference itself has 3 NaN." in lines(result, capsys)
     assert done(result).warnings[-1] == "Output 'logits' of the reference itself has 3 NaN."
     assert not done(result).poor
+
+
+# Of a compilation
+
+COMPILED: JsonObject = {
+    "ep_context_partitions": 1,
+    "nodes_on_cpu": {},
+    "cpu_nodes": [],
+    "edge_quantization_nodes": 2,
+    "ep_sdk_version": "v2.51.0.260929181845",
+    "ep_compatibility_info": "v2:6:2.51.0:5.51.0:73:60:0:0",
+    "binary_size_bytes": 24_956_108,
+    "compile_time_seconds": 1.07,
+}
+LEFT = [
+    {"name": "q", "op_type": "QuantizeLinear"},
+    {"name": "/a", "op_type": "Gather"},
+    {"name": "/b", "op_type": "Cast"},
+    {"name": "/c", "op_type": "Gather"},
+]
+PARTED: JsonObject = {
+    **COMPILED,
+    "ep_context_partitions": 3,
+    "nodes_on_cpu": {"Cast": 1, "Gather": 2, "QuantizeLinear": 1},
+    "cpu_nodes": LEFT,
+}
+
+
+@pytest.fixture
+def compiled() -> Callable[[JsonObject], BuildResult]:
+    pytest.importorskip("onnxruntime_qnn", reason="a plan for QNN needs onnxruntime-qnn")
+
+    def compiled(measured: JsonObject) -> BuildResult:
+        model = save_model(Path("tiny.onnx"))
+        request = Request(None, Overrides(onnx=model, ep="qnn", precision="fp32"), Path("out"))
+        return build_tiny(request, metrics={"compile": measured})
+
+    return compiled
+
+
+def test_a_compilation_has_a_line_and_one_on_what_stays_on_the_cpu(
+    compiled: Callable[[JsonObject], BuildResult],
+) -> None:
+    assert list(compiled_lines(compiled(COMPILED))) == [
+        f"compiled for {QNN.name} npu: 1 partition, nothing on the CPU, 23.8 MiB binary, SDK 2.51.0, 1.1 s"
+    ]
+    shutil.rmtree("cache")
+    result = compiled(PARTED)
+    first, second = compiled_lines(result)
+    assert "3 partitions, 4 nodes on the CPU, " in first
+    assert second == "on the CPU: 2 Gather, 1 Cast, 1 QuantizeLinear (/a, /b, /c, ...)", "what computes comes first"
+    told: dict[str, Any] = json.loads(json.dumps(builds_json([result], 0.0)))["builds"][0]["compilation"]
+    assert {name: told[name] for name in PARTED} == PARTED
+    assert (told["execution_provider"], told["device"], told["cached"]) == (QNN.name, "npu", False)
+    manifest = json.loads(Path("out/build_manifest.json").read_text())
+    stage = next(stage for stage in manifest["stages"] if stage["name"] == "compile")
+    assert {name: stage[name] for name in PARTED} == PARTED
