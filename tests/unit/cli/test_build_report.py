@@ -251,6 +251,9 @@ def test_a_float_model_has_a_line_on_how_it_ran(capsys: pytest.CaptureFixture[st
     told = lines(built("fp32", measured={"validate": ON_QNN}), capsys)
     assert told[0].startswith("validated on QNNExecutionProvider npu: cosine 0.99941, SQNR 31.2 dB")
     assert not any(line.startswith("validated") for line in lines(built(measured={"validate": ON_QNN}), capsys))
+
+
+def test_a_model_that_is_compared_with_nothing_is_said_to_have_run(capsys: pytest.CaptureFixture[str]) -> None:
     alone = {name: value for name, value in ON_QNN.items() if name != "quality"} | {"reference": False}
     told = lines(built("fp32", measured={"validate": alone}), capsys)
     assert told[0].endswith("it loads, runs and returns finite values on 3 samples (text) and on ones")

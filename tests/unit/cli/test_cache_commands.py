@@ -90,20 +90,17 @@ def test_list_sorts_by_what_is_asked_for(says, tells, sort, order) -> None:
     assert [line.split()[1] for line in says("list", "--sort", sort).splitlines()[1:]] == order
 
 
-def test_what_a_plan_that_stands_was_used_for_counts_as_used(store, tells) -> None:
+def test_list_can_be_of_one_stage_and_says_when_it_was_used_last(store, tells) -> None:
+    (record,) = tells("list", "--stage", "optimize")["records"]
+    assert (record["key"], record["used_at"]) == (KEYS["optimize"], "2001-09-09T01:46:41+00:00")
+    assert tells("list", "--stage", "compile")["records"] == []
+    # What a plan that stands was used for counts as used.
     (store.folder / "standing").mkdir()
     keys = store.folder / "standing" / "plan.keys"
     keys.write_text(KEYS["export"])
     os.utime(keys, (10**9 + 50, 10**9 + 50))
     (first, *_) = tells("list")["records"]
     assert (first["stage"], first["used_at"]) == ("export", "2001-09-09T01:47:30+00:00")
-
-
-@pytest.mark.usefixtures("store")
-def test_list_can_be_of_one_stage(tells) -> None:
-    (record,) = tells("list", "--stage", "optimize")["records"]
-    assert (record["key"], record["used_at"]) == (KEYS["optimize"], "2001-09-09T01:46:41+00:00")
-    assert tells("list", "--stage", "compile")["records"] == []
 
 
 @pytest.mark.usefixtures("store")
@@ -121,7 +118,7 @@ def test_show_needs_no_more_of_a_key_than_no_other_has(says, tells) -> None:
     assert len(found["log_text"].splitlines()) == 30
 
 
-def test_show_says_what_is_missing(store, says, tells) -> None:
+def test_show_says_what_is_missing_and_names_those_that_a_prefix_could_mean(store, says, tells) -> None:
     record = store.record(KEYS["export"])
     assert record is not None
     assert record.log is not None
@@ -131,12 +128,8 @@ def test_show_says_what_is_missing(store, says, tells) -> None:
     text = says("show", "a")
     assert "MISSING" in text
     assert "its blob is missing or damaged" in text
-
-
-def test_show_names_those_that_a_prefix_could_mean(store, says) -> None:
     assert "No record in" in says("show", "f", code=2)
     for number in range(7):
-        record = store.record(KEYS["export"])
         store.records.write(Record(f"d{number:063x}", "c", record.key_inputs, record.outputs))
     errors = says("show", "d", code=2)
     assert "7 keys begin with 'd': d000000000000000 (export), d" in errors
@@ -247,28 +240,19 @@ def test_every_command_of_the_cache_is_tried_with_an_unknown_format() -> None:
     assert command.commands.keys() - {"remote"} == EVERY.keys()
 
 
-class TestShowOrigin:
-    """Of a record from a remote: who made it, where, and who signed it."""
-
-    @pytest.fixture(autouse=True)
-    def cache(self, folder: Path) -> None:
-        maker = Maker("winml_dag 0.1.0", run="https://ci/77", revision="4f1c2a9", host="x", tools={"onnx": "1.23"})
-        trust = Trust((SigningKey("ci-2026", b"k" * 32),), maker, key_of=cache_key)
-        made = KeyInputs("export", 1, {"export": {"opset": 21}}, {}, {"torch": "2.13"})
-        record = Record(cache_key(made), made.config_hash, made, {}, made_at="2026-11-22T10:00:00+00:00")
-        store = Store(folder / "cache")
-        store.records.write(trust.verify(trust.sign(record, "main"), record.cache_key, "main"))
-        store.records.write(replace(record, cache_key="0" * 64))
-        store.close()
-        self.key = record.cache_key
-
-    def test_what_the_remote_said_is_shown_and_is_a_field_of_json(self, says, tells) -> None:
-        shown = says("show", self.key)
-        assert "from a remote, which says\n" in shown
-        for line in ("maker.run: https://ci/77", "maker.tools.onnx: 1.23", "namespace: main", "signed_by: ci-2026"):
-            assert f"  {line}\n" in shown
-        origin = tells("show", self.key)["origin"]
-        assert (origin["signed_by"], origin["namespace"], origin["maker"]["revision"]) == ("ci-2026", "main", "4f1c2a9")
-
-    def test_a_record_that_was_made_here_has_none(self, says) -> None:
-        assert "from a remote" not in says("show", "0000")
+def test_show_says_of_a_record_from_a_remote_who_made_it_where_and_who_signed_it(folder: Path, says, tells) -> None:
+    maker = Maker("winml_dag 0.1.0", run="https://ci/77", revision="4f1c2a9", host="x", tools={"onnx": "1.23"})
+    trust = Trust((SigningKey("ci-2026", b"k" * 32),), maker, key_of=cache_key)
+    made = KeyInputs("export", 1, {"export": {"opset": 21}}, {}, {"torch": "2.13"})
+    record = Record(cache_key(made), made.config_hash, made, {}, made_at="2026-11-22T10:00:00+00:00")
+    store = Store(folder / "cache")
+    store.records.write(trust.verify(trust.sign(record, "main"), record.cache_key, "main"))
+    store.records.write(replace(record, cache_key="0" * 64))
+    store.close()
+    shown = says("show", record.cache_key)
+    assert "from a remote, which says\n" in shown
+    for line in ("maker.run: https://ci/77", "maker.tools.onnx: 1.23", "namespace: main", "signed_by: ci-2026"):
+        assert f"  {line}\n" in shown
+    origin = tells("show", record.cache_key)["origin"]
+    assert (origin["signed_by"], origin["namespace"], origin["maker"]["revision"]) == ("ci-2026", "main", "4f1c2a9")
+    assert "from a remote" not in says("show", "0000")

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from pathlib import Path
 
 import onnx
 import pytest
-from click.testing import CliRunner
 from onnx import helper
 
-from winml_dag.cli import run
-from winml_dag.cli.inspect import command
-from winml_dag.errors import InputError
 from winml_dag.onnxmodel.metadata import set_tags
 
 LAYERS = 3
@@ -36,13 +32,12 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "model.onnx"
 
 
-def shown(*arguments: object) -> list[str]:
-    result = CliRunner().invoke(command, [*map(str, arguments), "--hierarchy"], catch_exceptions=False)
-    assert result.exit_code == 0
-    return result.output.splitlines()
+@pytest.fixture
+def shown(says) -> Callable[[Path], list[str]]:
+    return lambda path: says("inspect", path, "--hierarchy").splitlines()
 
 
-def test_layers_that_are_alike_are_shown_once(model: Path) -> None:
+def test_layers_that_are_alike_are_shown_once(model: Path, shown) -> None:
     assert shown(model) == [
         f"{model}: 6 of 7 nodes say which module they come from",
         "Net                            6",
@@ -52,21 +47,20 @@ def test_layers_that_are_alike_are_shown_once(model: Path) -> None:
     ]
 
 
-def test_a_layer_that_differs_is_shown_itself(model: Path) -> None:
+def test_a_layer_that_differs_is_shown_itself(model: Path, shown) -> None:
     changed = onnx.load(model)
     changed.graph.node[2].op_type = "Exp"
     onnx.save(changed, model)
     assert [line.split()[0] for line in shown(model.parent) if "Layer" in line] == ["Layer.0", "Layer.1", "Layer.2"]
 
 
-def test_json_has_every_module(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["inspect", str(model), "--hierarchy", "--format", "json"]) == 0
-    value = json.loads(capsys.readouterr().out)
+def test_json_has_every_module(model: Path, tells) -> None:
+    value = tells("inspect", model, "--hierarchy")
     assert (value["nodes"], value["tagged_nodes"]) == (7, 6)
     assert [layer["name"] for layer in value["modules"][0]["children"]] == ["Layer.0", "Layer.1", "Layer.2"]
 
 
-def test_a_compiled_model_is_told_by_what_it_was_made_from(model: Path) -> None:
+def test_a_compiled_model_is_told_by_what_it_was_made_from(model: Path, shown) -> None:
     model.rename(model.with_name("optimized.onnx"))
     context = helper.make_node("EPContext", ["x"], ["y"], domain="com.microsoft", ep_cache_context=b"1", embed_mode=1)
     values = [helper.make_tensor_value_info(name, 1, [1]) for name in "xy"]
@@ -74,20 +68,18 @@ def test_a_compiled_model_is_told_by_what_it_was_made_from(model: Path) -> None:
     assert shown(model.parent)[0].startswith(str(model.with_name("optimized.onnx")))
 
 
-def test_one_of_several_models_has_to_be_named(model: Path) -> None:
+def test_one_of_several_models_has_to_be_named(model: Path, shown, says) -> None:
     folder = model.parent
     model.rename(folder / "encoder_model.onnx")
     assert shown(folder)[0].startswith(str(folder / "encoder_model.onnx"))
     (folder / "decoder_model.onnx").write_bytes((folder / "encoder_model.onnx").read_bytes())
-    with pytest.raises(InputError, match="several models: decoder_model"):
-        CliRunner().invoke(command, [str(folder), "-H"], catch_exceptions=False)
+    assert "several models: decoder_model" in says("inspect", folder, "-H", code=3)
 
 
-def test_what_tells_of_no_module_is_refused(model: Path, tmp_path: Path) -> None:
+def test_what_tells_of_no_module_is_refused(model: Path, tmp_path: Path, says) -> None:
     bare = onnx.load(model)
     set_tags(bare, {})
     onnx.save(bare, model)
     (tmp_path / "other.json").write_text("{}")
     for path in (model, tmp_path / "other.json", tmp_path / "none.onnx"):
-        with pytest.raises(InputError):
-            CliRunner().invoke(command, [str(path), "-H"], catch_exceptions=False)
+        says("inspect", path, "-H", code=3)
