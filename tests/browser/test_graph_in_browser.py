@@ -114,9 +114,7 @@ def test_a_search_a_click_and_the_legend_light_up_what_they_are_about(opened) ->
     button.click()
     assert page.locator(".box.on").count() == 0
 
-
-def test_colours_tell_of_the_last_run_when_asked(opened) -> None:
-    page = opened("small")
+    # Colours tell of the last run when asked.
     page.click("#last")
     assert page.locator(".box.reused").count() == 3  # of the first build
     assert page.locator(".box.unknown").count() == 18

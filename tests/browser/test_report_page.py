@@ -136,9 +136,7 @@ def test_every_place_of_the_heat_map_says_something(opened) -> None:
     assert steps["16.5 MiB"] == "step-5"
     assert any("\u2605" in text for text in steps)
 
-
-def test_the_arrows_go_from_cell_to_cell_and_the_tooltip_says_why_there_is_no_figure(opened) -> None:
-    page = opened("small")
+    # The arrows go from cell to cell, and the tooltip says why there is no figure.
     first = page.locator("#heat tbody a[tabindex='0']")
     assert first.count() == 1
     first.focus()
