@@ -15,7 +15,7 @@ from zipfile import ZipFile
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, compose, helper, numpy_helper
 
 Array = npt.NDArray[Any]
 Feed = dict[str, Any]
@@ -178,6 +178,11 @@ class Case:
         self.make(graph)
         return graph
 
+    def is_plain(self) -> bool:
+        """Return whether its form is that of its graph, of known shapes, which must be built."""
+        graph = self.graph()
+        return not (graph.edits or graph.external or graph.export or graph.may_refuse or graph.batched)
+
     def write(self, folder: Path, *, held_out: int = 8) -> Graph:
         """Write model.onnx, samples.npz, held.npz, and wide.npz with another batch size, to *folder*."""
         graph = self.graph()
@@ -186,6 +191,23 @@ class Case:
         onnx.save(graph.model(), folder / "model.onnx", **save)
         write_samples(folder, graph.samplers, graph.calibration + 8, held_out, batched=graph.batched)
         return graph
+
+
+def side_by_side(cases: Sequence[Case]) -> Case:
+    """Return one case of all *cases*, which have one opset: their graphs have nothing in common but the model."""
+
+    def make(graph: Graph) -> None:
+        for case in cases:
+            one, prefix = case.graph(), f"{case.name}/"
+            part = compose.add_prefix(one.model(), prefix).graph
+            graph.nodes += part.node
+            graph.initializers += part.initializer
+            graph.inputs += part.input
+            graph.outputs += part.output
+            graph.samplers |= {f"{prefix}{name}": sampler for name, sampler in one.samplers.items()}
+            graph.domains |= one.domains
+
+    return Case(f"{cases[0].name}-and-{len(cases) - 1}-more", cases[0].family, make, cases[0].opset)
 
 
 def write_samples(folder: Path, samplers: Mapping[str, Sampler], count: int, held_out: int, *, batched: bool) -> None:

@@ -13,8 +13,8 @@ from winml_dag.recipe.capabilities import CATALOG
 from winml_dag.stages import optimize
 from winml_dag.stages.optimize import Discovered
 
-FORMED = next(name for name, capability in CATALOG.items() if capability.form_depends_on_domain)
-FORMLESS = next(name for name, capability in CATALOG.items() if not capability.form_depends_on_domain)
+FORMED = next(name for name, capability in CATALOG.items() if capability.makes)
+FORMLESS = next(name for name, capability in CATALOG.items() if not capability.makes)
 
 
 def test_what_a_search_begins_with_is_what_it_writes_when_nothing_is_discovered(tmp_path: Path) -> None:

@@ -308,7 +308,7 @@ class TestMixed:
 
 @pytest.mark.parametrize(
     ("mode", "field"),
-    [("dynamic", "weight_type"), ("rtn", "rtn_bits"), ("rtn", "rtn_block_size"), ("static", "weight_type")],
+    [("dynamic", "weight_type"), ("rtn", "rtn_block_size"), ("static", "weight_type")],
 )
 def test_what_a_build_settles_is_not_made_up_where_it_is_missing(tmp_path, mode, field):
     """A second default would not be in the key, and could differ from the first."""

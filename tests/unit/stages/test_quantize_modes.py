@@ -176,9 +176,9 @@ class TestRtn:
 
     @pytest.mark.parametrize(
         ("fields", "message"),
-        [({"rtn_bits": 3}, "not 3"), ({"rtn_block_size": 24}, "24"), ({"rtn_block_size": 8}, "8")],
+        [({"rtn_block_size": 24}, "24"), ({"rtn_block_size": 8}, "8")],
     )
-    def test_widths_and_blocks_that_there_are_not_are_refused(self, tmp_path, fields, message):
+    def test_blocks_that_there_are_not_are_refused(self, tmp_path, fields, message):
         with pytest.raises(StageError, match=message):
             quantize(tmp_path, text_model(), "rtn", **fields)
 
@@ -197,10 +197,8 @@ def test_what_is_quantized_already_is_refused_in_every_mode(tmp_path, mode):
             quantize(tmp_path, result.model, mode, ranges, **types)
 
 
-def test_compiled_models_and_unknown_modes_are_refused(tmp_path):
+def test_compiled_models_are_refused(tmp_path):
     context = 'com.microsoft.EPContext <embed_mode = 1, ep_cache_context = "bin"> (x)'
     compiled = graph(f"{ROW} {{ y = {context} }}", imports=', "com.microsoft": 1')
     with pytest.raises(StageError, match=r"compiled model.*cannot be quantized"):
         quantize(tmp_path, compiled, "fp16")
-    with pytest.raises(StageError, match="'int8'"):
-        quantize(tmp_path, image_model(), "int8")

@@ -150,7 +150,7 @@ def with_qdq(model: ModelProto, target: Target, quant: QuantizedTo, stay_float: 
     from winml_dag.stages.quantize import QuantizeConfig, QuantizeFields, QuantizeTarget
     from winml_dag.stages.quantize.mixed import name_nodes, own_constants, use_of
     from winml_dag.stages.quantize.modes import hide, quantize_model
-    from winml_dag.stages.ranges import Provenance, Ranges
+    from winml_dag.stages.ranges import Ranges
 
     fields = QuantizeFields(
         "static",
@@ -168,7 +168,7 @@ def with_qdq(model: ModelProto, target: Target, quant: QuantizedTo, stay_float: 
     _shrink_weights(model.graph)
     bounds = dict.fromkeys(float_tensors(before.graph), (-1.0, 1.0))
     sizes = {tensor.name: tuple(tensor.dims) for tensor in before.graph.initializer}
-    made = quantize_model(model, Ranges("assumed", bounds, Provenance("", "", 0, "")), config).model
+    made = quantize_model(model, Ranges("assumed", bounds), config).model
     # Quantizing renames some tensors, and gives only those that remain their names back.
     hide(before.graph)
     renamed = {tensor.name: tuple(tensor.dims) for tensor in before.graph.initializer}

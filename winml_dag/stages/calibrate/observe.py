@@ -44,26 +44,6 @@ _MERGE: Mapping[str, Callable[[_Array, _Array], _Array]] = {"ReduceMin": np.mini
 
 
 @dataclass(frozen=True)
-class Measured:
-    """The measured activations of a model; each number is exactly a float32.
-
-    Attributes:
-        bounds: lowest and highest value, by tensor.
-        typical: magnitude of most values, by tensor, for inputs and outputs of normalizations. It is the square of the
-            mean of the roots of magnitudes, which a few huge ones affect little: one channel of 32 that is 400 times as
-            large as the others makes it 2.5 times as large, and the mean of magnitudes 13 times.
-        channels: lowest and highest value of each channel of the last axis, by tensor, for outputs of normalizations
-            for which 8 bits are too coarse.
-        infinite: the tensors that had values that are not finite, whose bounds mean nothing.
-    """
-
-    bounds: Mapping[str, tuple[float, float]]
-    typical: Mapping[str, float]
-    channels: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]]
-    infinite: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class _Reduction:
     """A reduction of one tensor to one number, or with a *rank* to one for each channel of its last axis."""
 
@@ -91,7 +71,7 @@ class _Reduction:
         yield node
 
 
-def measure(model: Path, samples: Samples, on_progress: Callable[[int], None]) -> Measured:
+def measure(model: Path, samples: Samples, on_progress: Callable[[int], None]) -> Ranges:
     """Run the *model*, whose tensors must have types, on *samples*.
 
     *on_progress* is called with the number of finished samples.
@@ -136,11 +116,8 @@ def measure(model: Path, samples: Samples, on_progress: Callable[[int], None]) -
     bounds |= dict.fromkeys(sorted(empty), (0.0, 0.0))
     typical = {name: float(np.square(results[_Reduction("ReduceMean", name)][0])) for name in around}
     channels = {name: pair(name, ranks[name]) for name in made if is_coarse(bounds[name], typical[name])}
-    return Measured(
-        bounds,
-        typical,
-        {name: (tuple(map(float, low)), tuple(map(float, high))) for name, (low, high) in channels.items()},
-    )
+    ends = {name: (tuple(map(float, low)), tuple(map(float, high))) for name, (low, high) in channels.items()}
+    return Ranges("minmax", bounds, typical=typical, channels=ends)
 
 
 def _add_reductions(model: ModelProto, reductions: list[_Reduction]) -> None:
@@ -208,10 +185,8 @@ _ENTROPY_QUANTIZED_BINS = 128
 _PERCENTILE_BINS = 2048
 _PERCENTILE = 99.999
 
-METHODS = ("minmax", "entropy", "percentile")
 
-
-def observe(model: Path, samples: Samples, method: str, progress: OnProgress = no_progress) -> Measured:
+def observe(model: Path, samples: Samples, method: str, progress: OnProgress = no_progress) -> Ranges:
     """Measure the float activations of *model*, whose tensors must have types, with bounds by *method*.
 
     entropy and percentile run over the samples twice, because histograms need the largest magnitude first. Growing them
@@ -249,7 +224,7 @@ def observe(model: Path, samples: Samples, method: str, progress: OnProgress = n
         collector.collect(found)
     for name, (low, high, *_) in collector.compute_collection_result().items():
         bounds[name] = (float(np.float32(np.asarray(low).item())), float(np.float32(np.asarray(high).item())))
-    return replace(measured, bounds=bounds)
+    return replace(measured, method=method, bounds=bounds)
 
 
 def _empty_histogram(method: str, low: float, high: float) -> tuple[Any, ...]:
@@ -262,7 +237,7 @@ def _empty_histogram(method: str, low: float, high: float) -> tuple[Any, ...]:
     return (*entry, widest) if method == "entropy" else entry
 
 
-def _without_infinite(measured: Measured, ends: Collection[str]) -> Measured:
+def _without_infinite(measured: Ranges, ends: Collection[str]) -> Ranges:
     """Set apart the tensors with infinite values or NaN, so that the nodes around them stay in float.
 
     T5 takes the logarithm of distances between tokens, and replaces that of 0 afterwards.
@@ -277,11 +252,12 @@ def _without_infinite(measured: Measured, ends: Collection[str]) -> Measured:
             f"The range of {broken[0]!r} is not finite, from {low} to {high}: no integers can stand for that.",
             advice="Give calibration data that leads to finite values. (Constants that stand for infinity do no harm.)",
         )
-    return Measured(
-        {**measured.bounds, **dict.fromkeys(infinite, (0.0, 0.0))},
-        {name: 0.0 if name in infinite else value for name, value in measured.typical.items()},
-        {name: ends for name, ends in measured.channels.items() if name not in infinite},
-        tuple(infinite),
+    return replace(
+        measured,
+        bounds={**measured.bounds, **dict.fromkeys(infinite, (0.0, 0.0))},
+        typical={name: 0.0 if name in infinite else value for name, value in measured.typical.items()},
+        channels={name: ends for name, ends in measured.channels.items() if name not in infinite},
+        infinite=tuple(infinite),
     )
 
 
@@ -310,17 +286,13 @@ def run(config: CalibrateConfig, workspace: Workspace) -> JsonObject:
     Raises:
         StageError: the model is not in float32, the data does not fit it, or ranges are not finite.
     """
-    method = config.quant.calibration_method
-    if method not in METHODS:
-        raise StageError(f"Unknown calibration method {method!r}.", advice=f"Known are: {', '.join(METHODS)}.")
     source = workspace.input_file("model", ".onnx")
     refuse_unless_float(source, "calibrated")
     clamped = write_typed(source, _MODEL_FILE, finite=True)
     fed = Fed(_samples(config, workspace, source))
     samples = fed.samples
     started = time.perf_counter()
-    measured = observe(_MODEL_FILE, samples, method, workspace.progress)
-    bounds = measured.bounds
+    measured = observe(_MODEL_FILE, samples, config.quant.calibration_method, workspace.progress)
     seconds = time.perf_counter() - started - fed.seconds
     random = samples.kind == "random"
     provenance = Provenance(
@@ -332,13 +304,12 @@ def run(config: CalibrateConfig, workspace: Workspace) -> JsonObject:
         distribution=config.quant.distribution if random else None,
         seen=() if random else tuple(fed.each),
     )
-    ranges = Ranges(method, bounds, provenance, measured.typical, measured.channels, measured.infinite)
-    ranges.write(workspace.outputs["ranges"] / RANGES_FILE)
+    replace(measured, provenance=provenance).write(workspace.outputs["ranges"] / RANGES_FILE)
     return {
         "data": samples.kind,
         "samples": samples.count,
-        "tensors": len(bounds),
-        "extreme_tensors": sum(max(abs(low), abs(high)) > MASK_MAGNITUDE for low, high in bounds.values()),
+        "tensors": len(measured.bounds),
+        "extreme_tensors": sum(max(abs(low), abs(high)) > MASK_MAGNITUDE for low, high in measured.bounds.values()),
         "clamped_constants": clamped,
         "calibration_time_seconds": seconds,
         "data_time_seconds": fed.seconds,
@@ -347,8 +318,6 @@ def run(config: CalibrateConfig, workspace: Workspace) -> JsonObject:
 
 def _samples(config: CalibrateConfig, workspace: Workspace, model: Path) -> Samples:
     fields = config.quant
-    if fields.samples < 1:
-        raise StageError(f"Calibration needs at least one sample, but quant.samples is {fields.samples}.")
     inputs = model_inputs(model)
     if workspace.has("data"):
         data = samples_of(workspace, inputs, Columns(fields.columns_mapping or {}))

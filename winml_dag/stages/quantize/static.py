@@ -13,7 +13,6 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 from onnxruntime.quantization import QuantType, StaticQuantConfig, get_qdq_config
 from onnxruntime.quantization.calibrate import CalibrationMethod, TensorsData
@@ -199,7 +198,10 @@ def insert_qdq(model: ModelProto, ranges: Ranges, fields: QuantizeFields, target
         settings.weight_type,
         settings.activation_type,
         # The method matters only to onnxruntime's own files; bounds are bounds.
-        TensorsData(CalibrationMethod.MinMax, {name: tuple(map(_number, pair)) for name, pair in bounds.items()}),
+        TensorsData(
+            CalibrationMethod.MinMax,
+            {name: tuple(np.array([end], np.float32) for end in pair) for name, pair in bounds.items()},
+        ),
         settings.nodes_to_quantize,
         settings.nodes_to_exclude,
         # Sorted: a set has no stable order.
@@ -219,10 +221,6 @@ def insert_qdq(model: ModelProto, ranges: Ranges, fields: QuantizeFields, target
     result = Quantized(made, outcomes, str(fields.weight_type), str(fields.activation_type), weights, activations, more)
     _check(result, fields, tamed.types, before.graph)
     return result
-
-
-def _number(value: float) -> NDArray[np.float32]:
-    return np.array([value], np.float32)
 
 
 def _no_numbers(graph: GraphProto) -> StageError | None:

@@ -87,11 +87,9 @@ def quantize_weights(model: ModelProto, fields: QuantizeFields) -> Quantized:
     Its nodes must have names; *model* is modified.
 
     Raises:
-        StageError: a width or block size is not supported, nodes are unknown, or there is nothing to quantize.
+        StageError: the block size is not supported, nodes are unknown, or there is nothing to quantize.
     """
     bits, block_size = fields.rtn_bits, fields.rtn_block_size
-    if bits not in (4, 8):
-        raise StageError(f"rtn has weights of 4 or 8 bits, not {bits}.", advice="Change quant.rtn_bits.")
     if block_size is None or block_size < _SMALLEST_BLOCK or block_size & (block_size - 1):
         raise StageError(
             f"quant.rtn_block_size {block_size} is not a power of two from {_SMALLEST_BLOCK} on.",

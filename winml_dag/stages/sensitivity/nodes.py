@@ -141,7 +141,10 @@ def run(config: SensitivityConfig, workspace: Workspace) -> JsonObject:
     source = workspace.input_file("model", ".onnx")
     refuse_unless_float(source, "ranked by sensitivity")
     write_typed(source, _MODEL_FILE, finite=config.quant.mode == "static")
-    _name_nodes(_MODEL_FILE)
+    model = onnx.load(_MODEL_FILE, load_external_data=False)
+    name_nodes(model.graph)
+    onnx.save(model, _MODEL_FILE)
+    del model
     started = time.perf_counter()
     columns, wanted = Columns(config.quant.columns_mapping or {}), config.validate
     given = samples_to_validate(
@@ -177,12 +180,6 @@ def run(config: SensitivityConfig, workspace: Workspace) -> JsonObject:
         "picture": has_picture,
         "ranking_time_seconds": seconds,
     }
-
-
-def _name_nodes(model_file: Path) -> None:
-    model = onnx.load(model_file, load_external_data=False)
-    name_nodes(model.graph)
-    onnx.save(model, model_file)
 
 
 def _rank(

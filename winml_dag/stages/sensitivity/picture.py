@@ -57,7 +57,7 @@ def _draw_bars(axes: Axes, costs: Sequence[NodeCost], of: int) -> None:
 
 def _draw_curve(axes: Axes, reliefs: Sequence[Relief], how: str) -> None:
     places = range(len(reliefs))
-    ratios = [_sqnr(relief) for relief in reliefs]
+    ratios = [_CLEAN_DB if relief.worst.sqnr_db is None else relief.worst.sqnr_db for relief in reliefs]
     axes.plot(places, ratios, marker="o", color=_COLOURS[0])
     for place, ratio in zip(places, ratios, strict=True):
         axes.annotate(
@@ -74,11 +74,6 @@ def _draw_curve(axes: Axes, reliefs: Sequence[Relief], how: str) -> None:
 
 def _percent(sqnr_db: float | None) -> float:
     return 100 * math.pow(10, -(_CLEAN_DB if sqnr_db is None else sqnr_db) / 20)
-
-
-def _sqnr(relief: Relief) -> float:
-    ratio = relief.worst.sqnr_db
-    return _CLEAN_DB if ratio is None else ratio
 
 
 def _shortened(name: str) -> str:
