@@ -323,6 +323,7 @@ WRONG = [
     ),
     ("matrix: {x: [{name: a}]}\noverrides: [{quant: {}}]", "needs `when`"),
     ("matrix: {x: [{name: a}]}\noverrides: [{when: {x: a}}]", "says nothing"),
+    ("matrix: {x: [{name: a}]}\noverrides: [{when: {y: a}, quant: {}}]", "overrides[0].when.y: there is no axis 'y'"),
     (
         "matrix: {x: [{name: a, quant: {samples: 1, calibration_samples: 2}}]}",
         "is another name of 'samples', which is there too",
