@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 import yaml
 from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 from google.protobuf.json_format import Parse
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -139,6 +138,9 @@ def test_a_statement_tells_what_came_out_and_what_it_was_made_from(
 
 def test_a_bill_of_a_sweep_has_every_model_with_what_it_was_made_from(built: Project) -> None:
     (document,) = documents_of(built.out, "cyclonedx")
+    # Imported here: its grammar of addresses takes three seconds to build, in every process that collects tests.
+    from cyclonedx.validation.json import JsonStrictValidator
+
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(document.text) is None
     value = json.loads(document.text)
     components = {each["bom-ref"]: each for each in value["components"]}
