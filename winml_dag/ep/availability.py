@@ -230,12 +230,13 @@ def libraries_of(ep: ExecutionProvider, environment: Environment | None) -> Libr
     folder = _folder(ep, environment)
     if folder is None or not folder.is_dir():
         return Libraries()
-    inside = sorted(path for path in folder.rglob("*") if path.is_dir() and path.name != "__pycache__")
-    folders = (folder, *inside)
-    for each in folders:
-        before_reading(each)
-    files = (path for path in folder.rglob("*") if path.suffix in _SHARED_LIBRARY or _IN_NAME in path.name)
-    return Libraries(tuple(sorted(files, key=lambda path: path.relative_to(folder).as_posix())), folders)
+    folders, files = [], []
+    for at, inside, names in os.walk(folder):
+        inside[:] = sorted(name for name in inside if name != "__pycache__")
+        folders.append(Path(at))
+        before_reading(at)
+        files += [Path(at, name) for name in names if name.endswith(_SHARED_LIBRARY) or _IN_NAME in name]
+    return Libraries(tuple(sorted(files, key=lambda path: path.relative_to(folder).as_posix())), tuple(folders))
 
 
 def _folder(ep: ExecutionProvider, environment: Environment | None) -> Path | None:
