@@ -1,6 +1,7 @@
-"""onnxruntime's quantizer, with all channels of a weight at once; the bytes are the same.
+"""onnxruntime's quantizer, with all channels of a weight at once, and a map of readers; the bytes are the same.
 
-One by one, as onnxruntime takes them, they are 3.7 of the 4.8 s that MiniLM takes.
+One by one, as onnxruntime takes them, channels are 3.7 of the 4.8 s that MiniLM takes. And it looks for the readers of
+each tensor in all nodes: 33 of 39 s for a model with 2400.
 """
 
 from __future__ import annotations
@@ -8,16 +9,62 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto
+from onnx import ModelProto, NodeProto, TensorProto
 from onnxruntime.quantization import QDQQuantizer, qdq_quantizer
+from onnxruntime.quantization.onnx_model import ONNXModel
 from onnxruntime.quantization.qdq_quantizer import QDQQuantTensorType, QDQTensorQuantInfo, QuantizationParams
 from onnxruntime.quantization.quant_utils import get_qmin_qmax_for_qType, tensor_proto_to_array
 
 
+class _ReaderMap(ONNXModel):  # type: ignore[misc]
+    """Knows the readers of each tensor, as long as inputs change only through the two methods that keep the map."""
+
+    def __init__(self, model: ModelProto) -> None:
+        super().__init__(model)
+        self._readers: dict[str, list[NodeProto]] | None = None
+
+    def replace_input_of_all_nodes(self, old_input_name: str, new_input_name: str) -> None:
+        if self._readers is None:
+            self._readers = {}
+            for node in self.model.graph.node:
+                self._read(self._readers, node)
+        readers = self._readers.pop(old_input_name, [])
+        for node in readers:
+            ONNXModel.replace_node_input(node, old_input_name, new_input_name)
+        self._readers.setdefault(new_input_name, []).extend(readers)
+
+    def add_node(self, node: NodeProto) -> None:
+        super().add_node(node)
+        if self._readers is not None:
+            self._read(self._readers, self.model.graph.node[-1])
+
+    def replace_node_input(self, node: NodeProto, old_input_name: str, new_input_name: str) -> None:
+        self._readers = None
+        ONNXModel.replace_node_input(node, old_input_name, new_input_name)
+
+    def replace_input_of_nodes(self, *arguments: Any) -> None:
+        self._readers = None
+        super().replace_input_of_nodes(*arguments)
+
+    def topological_sort(self) -> None:
+        self._readers = None
+        super().topological_sort()
+
+    @staticmethod
+    def _read(readers: dict[str, list[NodeProto]], node: NodeProto) -> None:
+        for name in dict.fromkeys(node.input):
+            readers.setdefault(name, []).append(node)
+
+
 class ChannelQuantizer(QDQQuantizer):  # type: ignore[misc]
-    """Replaces the two loops over channels; whatever else is asked for a weight is left to onnxruntime."""
+    """Replaces the loops over channels and over nodes; whatever else is asked is left to onnxruntime."""
 
     tensors_to_quantize: dict[str, QDQTensorQuantInfo]
+    model: ONNXModel
+
+    def __init__(self, model: ModelProto, *arguments: Any) -> None:
+        super().__init__(model, *arguments)
+        self.model = _ReaderMap(self.model.model)
 
     def quantize_model(self) -> Any:
         of_one = qdq_quantizer.quantize_onnx_initializer
