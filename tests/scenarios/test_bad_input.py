@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from io import StringIO
+from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -315,3 +315,11 @@ def test_a_full_disk_under_the_output_folder_or_the_cache(
     shutil.copytree(disk, shell.folder / "cache", ignore=shutil.ignore_patterns("locks"))
     assert shell("cache", "verify")[0] == 0
     assert shell.by(commands, *BIG, "out")[0] == 0
+
+
+def test_output_in_an_encoding_that_lacks_a_character(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    perceptron(shell.folder / "模.onnx")
+    monkeypatch.setattr(sys, "stdout", TextIOWrapper(BytesIO(), encoding="cp1252", write_through=True))
+    code, said = shell("build", "--onnx", "模.onnx", "-o", "模", "--final-only", "--no-validate")
+    assert code == 2
+    assert "The encoding of the output has no '\\u6a21'. Set PYTHONIOENCODING=utf-8." in said

@@ -286,9 +286,13 @@ def run(arguments: list[str] | None = None) -> int:
         if _document.fields:
             _print_document(code)
         return code
-    except UnicodeEncodeError as error:  # Linux allows any bytes in names; JSON, SQLite and ONNX need text
-        name = error.object[max(0, error.object.rfind("/", 0, error.start) + 1) : error.end]
-        said = f"A path contains {name!r}, which is not valid UTF-8. Rename that file or folder."
+    except UnicodeEncodeError as error:
+        if error.encoding == "utf-8":  # Linux allows any bytes in names; JSON, SQLite and ONNX need text
+            name = error.object[error.object.rfind("/", 0, error.start) + 1 : error.end]
+            said = f"A path contains {name!a}, which is not valid UTF-8. Rename that file or folder."
+        else:
+            lost = error.object[error.start : error.end]
+            said = f"The encoding of the output has no {lost!a}. Set PYTHONIOENCODING=utf-8."
         echo(f"error: {said}", err=True)
         return _failed(words, UsageError.exit_code, said)
     except OSError as error:  # e.g. stdout on a full disk; the tool's own file accesses raise errors of their own
