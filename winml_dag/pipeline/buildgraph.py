@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from winml_dag.pipeline.uptodate import CurrentPlan
     from winml_dag.recipe.document import Positions
     from winml_dag.recipe.schema import StageEntry
-    from winml_dag.stages.export import ComponentsConfig
     from winml_dag.stages.sensitivity import SensitivityConfig
 
 T = TypeVar("T")
@@ -223,6 +222,8 @@ class SavePath:
 class Build:
     """One resolved variant: its summary, its inputs, and the config of each stage.
 
+    Without a model, all stages of the line are skipped, and only those that the recipe declares are left.
+
     Attributes:
         sources: by the input slot of the stages that read them: ``model`` (what export reads, or the ONNX model
             itself), ``script`` (makes the model), ``data``, ``processor``, ``ranges``, ``option_files``; and
@@ -237,6 +238,8 @@ class Build:
         also: further models that compile puts into one binary with the first.
         sdk: compiles instead of onnxruntime.
         lacks: what this machine lacks to run it, as sentences; only for a build that is only planned.
+        parts: for a model of several components, the builds of these after one export of all, by name; their inputs
+            include those of the export, and ``configs`` has only the export.
     """
 
     summary: BuildSummary
@@ -251,6 +254,7 @@ class Build:
     also: tuple[Source, ...] = ()
     sdk: QairtSdk | None = None
     lacks: tuple[str, ...] = ()
+    parts: Mapping[str, Build] = field(default_factory=dict)
 
     def chosen(self, stage: str) -> Any:
         """Return the config of *stage*, or None if it is skipped."""
@@ -258,31 +262,6 @@ class Build:
 
     def with_configs(self, **configs: Any) -> Build:
         return replace(self, configs={**self.configs, **configs})
-
-
-@dataclass(frozen=True)
-class CompositeBuild:
-    """A model of several components, which are exported together.
-
-    ``parts``: the builds of the components after the export, by name; their inputs include those of the export.
-    ``summary`` is that of the whole model.
-    """
-
-    summary: BuildSummary
-    export: ComponentsConfig
-    parts: Mapping[str, Build]
-
-    @property
-    def lacks(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(lack for build in self.parts.values() for lack in build.lacks))
-
-
-@dataclass(frozen=True)
-class OnlyDeclared:
-    """A build without a model: only stages that the recipe declares."""
-
-    summary: BuildSummary
-    declared: Declared
 
 
 def chosen(config: T | Skip) -> T | None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from winml_dag.canonical import JsonObject, JsonValue, mapping
 from winml_dag.engine.stage import Skip
 from winml_dag.errors import RecipeError, known_instead
-from winml_dag.pipeline.buildgraph import Build, CompositeBuild, prefixed
+from winml_dag.pipeline.buildgraph import Build, prefixed
 from winml_dag.pipeline.decisions import ResolveContext
 from winml_dag.pipeline.model import Model
 from winml_dag.recipe.fields import Section
@@ -102,7 +102,7 @@ def recipe_of(recipe: Recipe, component: Component) -> Recipe:
     return found
 
 
-def composite_build(context: ResolveContext, model: Model, parts: Mapping[Component, Build]) -> CompositeBuild:
+def composite_build(context: ResolveContext, model: Model, parts: Mapping[Component, Build]) -> Build:
     """Combine *parts*, the builds of single components of *model*, into one build.
 
     Raises:
@@ -121,7 +121,15 @@ def composite_build(context: ResolveContext, model: Model, parts: Mapping[Compon
         component.name: {"task": component.task, "precision": str(build.summary.precision)}
         for component, build in parts.items()
     }
-    return CompositeBuild(
+    export = ComponentsConfig(
+        loader=replace(_export_of(first).loader, task=task, model_class=None),
+        components={
+            component.name: _component_fields(component, build, shared[component.name])
+            for component, build in parts.items()
+        },
+    )
+    return replace(
+        first,
         summary=replace(
             first.summary,
             task=task,
@@ -130,13 +138,8 @@ def composite_build(context: ResolveContext, model: Model, parts: Mapping[Compon
             notices=(*_notices(named), *ignored),
             components=by_component,
         ),
-        export=ComponentsConfig(
-            loader=replace(_export_of(first).loader, task=task, model_class=None),
-            components={
-                component.name: _component_fields(component, build, shared[component.name])
-                for component, build in parts.items()
-            },
-        ),
+        configs={"export": export},
+        lacks=tuple(dict.fromkeys(lack for build in parts.values() for lack in build.lacks)),
         parts={name: _part(name, build) for name, build in named.items()},
     )
 
@@ -208,7 +211,7 @@ def _part(name: str, build: Build) -> Build:
         for slot, source in build.sources.items()
     }
     build = build.with_configs(
-        export=Skip("all components are exported together"),
+        export=Skip("all components are exported together", listed=False),
         finalize=replace(build.configs["finalize"], file=prefixed(MODEL_FILE, name)),
     )
     return replace(build, sources=sources)

@@ -15,7 +15,7 @@ from winml_dag.canonical import JsonObject, JsonValue, mapping
 from winml_dag.engine.execute import Job, LocalExecutor
 from winml_dag.engine.stage import Node, Source, Stage, config_json
 from winml_dag.errors import StageError, UsageError
-from winml_dag.pipeline.buildgraph import Build, CompositeBuild
+from winml_dag.pipeline.buildgraph import Build
 from winml_dag.pipeline.decisions import ResolveContext
 from winml_dag.pipeline.quantization import reads
 from winml_dag.pipeline.request import Request
@@ -67,7 +67,7 @@ def frozen_recipe(request: Request, folder: Path, *, module: str | None = None) 
     if nameless and module is None:
         overrides = replace(overrides, random_weights=True)
     build = resolve(ResolveContext.of(loaded, overrides, folder, download=True, runs=False))
-    export = build.export if isinstance(build, CompositeBuild) else build.chosen("export")
+    export = build.chosen("export")
     _refuse_task(export)
     settings = {
         **build.summary.settings,
@@ -116,9 +116,9 @@ def _model_type(request: Request, recipe: Recipe) -> JsonValue:
     return request.overrides.section("loader").get("model_type") or recipe.loader.model_type
 
 
-def _modules(frozen: FrozenRecipe, settings: JsonObject, build: Build | CompositeBuild, module: str) -> FrozenRecipe:
-    export = None if isinstance(build, CompositeBuild) else build.chosen("export")
-    if isinstance(build, CompositeBuild) or export is None:
+def _modules(frozen: FrozenRecipe, settings: JsonObject, build: Build, module: str) -> FrozenRecipe:
+    export = build.chosen("export")
+    if build.parts or export is None:
         raise UsageError(
             f"--module {module} is for modules of one PyTorch model that is exported.",
             advice="Name one component with --submodel, or give the PyTorch model.",
@@ -130,19 +130,20 @@ def _modules(frozen: FrozenRecipe, settings: JsonObject, build: Build | Composit
     return replace(frozen, recipes=recipes, notices=(*frozen.notices, *notices))
 
 
-def _with_tensors(frozen: FrozenRecipe, settings: JsonObject, build: Build | CompositeBuild) -> FrozenRecipe:
+def _with_tensors(frozen: FrozenRecipe, settings: JsonObject, build: Build) -> FrozenRecipe:
     """Return *frozen* with the inputs and outputs of the exported model, or a notice if they cannot be inferred."""
     notices: list[str] = []
     written = dict(settings)
-    if isinstance(build, CompositeBuild):
+    export = build.chosen("export")
+    if build.parts:
         components = dict(mapping(settings.get("components")))
         for name, part in build.parts.items():
-            component = build.export.components[name]
-            loader = replace(build.export.loader, model_class=component.model_class, task=component.task)
+            component = export.components[name]
+            loader = replace(export.loader, model_class=component.model_class, task=component.task)
             config = SignatureConfig(loader, component.export, component)
             components[name] = _spelled_out(mapping(components.get(name)), config, part.sources.get("model"), notices)
         written["components"] = components
-    elif (export := build.chosen("export")) and "script" not in build.sources and export.loader.module_path is None:
+    elif export and "script" not in build.sources and export.loader.module_path is None:
         config = SignatureConfig(export.loader, export.export)
         written = {**written, **_spelled_out(settings, config, build.sources.get("model"), notices)}
     return replace(frozen, recipes=(_readable(written),), notices=(*frozen.notices, *notices))

@@ -93,14 +93,6 @@ class EpPlace:
 HERE = EpPlace()
 
 
-@dataclass(frozen=True)
-class Start:
-    """A model that a node of another line outputs: its name in the graph, and its artifact type."""
-
-    model: str
-    kind: str
-
-
 def quantize_ids(build: Build) -> list[str]:
     """Return the ids of successive quantizations; the last one's result is the quantized model."""
     return ["quantize", *(f"quantize.{place}" for place in range(1, len(build.chosen("quantize") or ())))]
@@ -124,20 +116,18 @@ class Line:
         known: Known,
         *,
         prefix: str = "",
-        start: Start | None = None,
     ) -> None:
         """Create a line.
 
         *rewired*: inputs of built-in stages that the recipe replaces, by stage and slot. *known*: what was read for
-        other builds. *prefix* is prepended to the ids. *start*: the model that the line starts from, if that is not a
-        source of the build.
+        other builds. *prefix* is prepended to the ids.
         """
-        self._build = build
+        self.build = build
         self._fingerprints = fingerprints
         self._rewired = rewired
         self.looked_at: dict[Path, None] = {}
         self._known = known
-        self._prefix = prefix
+        self.prefix = prefix
         model = build.sources.get("model")
         self._kind = artifact_types.FLOAT_MODEL if model is None else model.kind
         # What stages read: each slot gets the artifact of its name here, which later nodes replace with their outputs.
@@ -147,11 +137,13 @@ class Line:
             "support": build.search.tables,
             "input_data": None,
         }
-        if start is not None:
-            self._artifacts["model"], self._kind = start.model, start.kind
+
+    def start(self, maker: Node, slot: str) -> None:
+        """Let the line start from the model that *maker* outputs in *slot*, instead of a source of the build."""
+        self._artifacts["model"], self._kind = maker.output(slot), maker.kind(slot)
 
     def nodes(self) -> Iterator[Node]:
-        build = self._build
+        build = self.build
         for name, stage in LINE.items():
             config = build.chosen(name)
             if name == "normalize" and self._kind != artifact_types.COMPILED_MODEL:
@@ -179,7 +171,7 @@ class Line:
 
     def _rounds(self) -> Iterator[Node]:
         """Yield optimize and analyze, as often as the search may need; see :mod:`winml_dag.pipeline.decisions`."""
-        build, model = self._build, self._artifacts.get("model")
+        build, model = self.build, self._artifacts.get("model")
         optimize, analyze, search = build.chosen("optimize"), build.chosen("analyze"), build.search
         place = self._place(build.target) if analyze is not None and analyze.target.asks else HERE
         # The same in each round.
@@ -193,7 +185,7 @@ class Line:
                 yield self._taken(replace(node, check=CHECK) if checked else node)
 
     def _quantizations(self) -> Iterator[Node]:
-        build, given = self._build, self._build.sources
+        build, given = self.build, self.build.sources
         if "input_data" in given:
             processor = given.get("input_processor")
             self._artifacts |= {"data": None, "input_data": given["input_data"], "processor": processor}
@@ -216,11 +208,11 @@ class Line:
         return node
 
     def export(self, stage: Stage, config: ComponentsConfig) -> Node:
-        """Return the export as *stage* declares it; it may output more models than this line uses."""
-        return self._node("export", stage, config_json(config))
+        """Return the export as *stage* declares it, for all lines: it may output more models than this one uses."""
+        return replace(self._node("export", stage, config_json(config)), id="export")
 
     def _compile(self, config: CompileConfig) -> Node:
-        build = self._build
+        build = self.build
         node = self._node("compile", LINE["compile"], config_json(config), self._place(build.target))
         if build.sdk is not None:
             sdk, folders = build.sdk, (path.parent for path in build.sdk.files)
@@ -254,7 +246,7 @@ class Line:
         # A second quantize reads the output of the first.
         rewired = {} if node_id.startswith("quantize.") else self._rewired.get(stage.name, {})
         return Node(
-            id=f"{self._prefix}{node_id}",
+            id=f"{self.prefix}{node_id}",
             stage=stage,
             config=config,
             inputs={**inputs, **rewired},

@@ -15,7 +15,7 @@ from winml_dag.canonical import JsonValue
 from winml_dag.engine.stage import Skip
 from winml_dag.errors import UsageError
 from winml_dag.names import is_safe_part
-from winml_dag.pipeline.buildgraph import Build, CompositeBuild, SavePath
+from winml_dag.pipeline.buildgraph import Build, SavePath
 from winml_dag.pipeline.decisions import ResolveContext
 from winml_dag.pipeline.model import OnnxFile
 from winml_dag.pipeline.request import Request, beside
@@ -75,7 +75,7 @@ _COMMANDS: Mapping[str, _Command] = {
 }
 
 
-def build_of_one(request: Request, *, download: bool) -> Build | CompositeBuild:
+def build_of_one(request: Request, *, download: bool) -> Build:
     """Return the build of the command that *request* names; *download* allows fetching data from the hub.
 
     Of a recipe, only the target and the sections of the command's stages apply.
@@ -106,7 +106,7 @@ def build_of_one(request: Request, *, download: bool) -> Build | CompositeBuild:
         analyze=False,
     )
     build = resolve(ResolveContext.of(loaded, overrides, output.parent, download=download, only=command.stages))
-    if isinstance(build, CompositeBuild):
+    if build.parts:
         return _of_components(build, command, output)
     if compiles:
         build, command = _compiling(build, command, quantizes=quantizes, shares=bool(request.also))
@@ -153,7 +153,7 @@ def _only(build: Build, command: _Command, name: str) -> Build:
     return replace(build.with_configs(**{"finalize": _finalize(build, name), **skipped}), declared=None)
 
 
-def _of_components(build: CompositeBuild, command: _Command, output: Path) -> CompositeBuild:
+def _of_components(build: Build, command: _Command, output: Path) -> Build:
     """Limit the builds of several components likewise; each output file is named after *output* and the component."""
     names = {name: f"{output.stem}_{name}{output.suffix}" for name in build.parts}
     first, *also = names.values()
@@ -304,7 +304,6 @@ def target_of(request: Request, names: tuple[str, ...]) -> OptimizeTarget:
     optim: dict[str, JsonValue] = {**dict.fromkeys(names, False), _ASKS_FOR_THE_FORM: True}
     settings = {**(request.overrides.settings or {}), "optim": optim}
     build = build_of_one(replace(request, overrides=replace(request.overrides, settings=settings)), download=False)
-    assert isinstance(build, Build)
     config: OptimizeConfig = build.configs["optimize"]
     return config.target
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -19,15 +18,13 @@ from winml_dag.pipeline.buildgraph import (
     Build,
     BuildGraph,
     BuiltIn,
-    CompositeBuild,
     Declared,
-    OnlyDeclared,
     Step,
     UserPlan,
     prefixed,
 )
 from winml_dag.pipeline.layout import RANGES, is_builtin, reserved
-from winml_dag.pipeline.line import Line, Start, id_of
+from winml_dag.pipeline.line import Line, id_of
 from winml_dag.pipeline.model import Known
 from winml_dag.stages.builtin import LINE
 from winml_dag.stages.export import export_stage
@@ -35,9 +32,7 @@ from winml_dag.store.artifact import Artifact
 from winml_dag.store.digest import Fingerprints
 
 
-def plan_build(
-    build: Build | CompositeBuild | OnlyDeclared, fingerprints: Fingerprints, known: Known | None = None
-) -> BuildGraph:
+def plan_build(build: Build, fingerprints: Fingerprints, known: Known | None = None) -> BuildGraph:
     """Return the graph of *build*, with every source digested. *known*: what other builds of the same plan have read.
 
     Raises:
@@ -45,73 +40,60 @@ def plan_build(
             the recipe declares.
         InputError: when a source cannot be read.
     """
-    if isinstance(build, OnlyDeclared):
-        return _plan_declared(build, fingerprints)
     known = known or Known()
-    if isinstance(build, CompositeBuild):
-        return _plan_composite(build, fingerprints, known)
-    configured, not_configured = known.configuration
     own = UserPlan() if build.declared is None else _plan_own(build, build.declared, fingerprints)
-    line = Line(build, fingerprints, own.rewired, known)
-    nodes = tuple(line.nodes())
-    sources = [*_sources(build), *own.sources]
+    lines = {
+        name: Line(part, fingerprints, own.rewired, known, prefix=f"{name}." if name else "")
+        for name, part in (build.parts or {"": build}).items()
+    }
+    nodes, steps = list[Node](), list[Step]()
+    if build.parts:
+        export = next(iter(lines.values())).export(export_stage(build.parts), build.configs["export"])
+        nodes, steps = [export], [Step(export.id, export.stage.name)]
+        for name, line in lines.items():
+            line.start(export, prefixed("model", name))
+    looked_at, absent = list[Path](), list[Path]()
+    for line in lines.values():
+        of_line = tuple(line.nodes())
+        nodes += of_line
+        if build.parts:
+            steps += _steps(line.build, of_line, line.prefix)
+        if of_line:
+            looked_at += _looked_at(line)
+            absent += line.build.search.absent
+    if nodes:
+        configured, not_configured = known.configuration
+        looked_at += configured
+        absent += not_configured
+    sources = list(
+        dict.fromkeys([*(source for line in lines.values() for source in _sources(line.build)), *own.sources])
+    )
     graph = _graph((*nodes, *own.nodes), sources, build.declared)
     return BuildGraph(
         summary=build.summary,
         graph=graph,
-        steps=tuple(_steps(build, graph.nodes)),
+        steps=tuple(steps or _steps(build, graph.nodes)),
         sources=_digested(sources, fingerprints, known),
-        final=nodes[-1].id,
-        looked_at=(*_looked_at(build, line), *own.looked_at, *configured),
-        absent=(*own.absent, *build.search.absent, *not_configured),
+        final=nodes[-1].id if nodes else None,
+        looked_at=(*looked_at, *own.looked_at),
+        absent=(*own.absent, *absent),
         programs=own.programs,
     )
 
 
-def _plan_composite(build: CompositeBuild, fingerprints: Fingerprints, known: Known) -> BuildGraph:
-    """Plan one export, followed by a line for each component."""
-    configured, not_configured = known.configuration
-    line = Line(next(iter(build.parts.values())), fingerprints, {}, known)
-    export = line.export(export_stage(build.parts), build.export)
-    nodes, steps = [export], [Step(export.id, export.stage.name)]
-    looked_at, absent = list[Path](), list[Path]()
-    sources: dict[str, Source] = {}
-    for name, part in build.parts.items():
-        prefix, slot = f"{name}.", prefixed("model", name)
-        start = Start(export.output(slot), export.kind(slot))
-        line = Line(part, fingerprints, {}, known, prefix=prefix, start=start)
-        of_part = tuple(line.nodes())
-        nodes += of_part
-        of_line = (step for step in _steps(part, of_part) if step.stage != "export")
-        steps += (replace(step, id=f"{prefix}{step.id}") if step.skipped else step for step in of_line)
-        looked_at += _looked_at(part, line)
-        absent += part.search.absent
-        sources |= {source.name: source for source in _sources(part) if source.name not in sources}
-    graph = _graph(nodes, list(sources.values()), None)
-    return BuildGraph(
-        summary=build.summary,
-        graph=graph,
-        steps=tuple(steps),
-        sources=_digested(list(sources.values()), fingerprints, known),
-        final=nodes[-1].id,
-        looked_at=(*looked_at, *configured),
-        absent=(*absent, *not_configured),
-    )
-
-
-def _sources(build: Build) -> list[Source]:
+def _sources(build: Build) -> Iterator[Source]:
     searched = build.chosen("optimize") or build.chosen("analyze")
     search = (build.search.begin, build.search.tables) if searched else ()
     given = (*build.sources.values(), *build.also, *search)
-    return [source for source in dict.fromkeys(given) if source is not None]
+    return (source for source in given if source is not None)
 
 
-def _looked_at(build: Build, line: Line) -> Iterator[Path]:
-    """Yield the paths that influenced the *line* of *build*."""
-    yield from build.looked_at
+def _looked_at(line: Line) -> Iterator[Path]:
+    """Yield the paths that influenced *line*."""
+    yield from line.build.looked_at
     yield from line.looked_at
-    yield from build.search.looked_at
-    for environment in environments_behind(build.target):
+    yield from line.build.search.looked_at
+    for environment in environments_behind(line.build.target):
         yield from environment.looked_at
 
 
@@ -119,8 +101,11 @@ def _plan_own(build: Build, declared: Declared, fingerprints: Fingerprints) -> U
     from winml_dag.pipeline.userstages.plan import plan_stages
 
     builtin = {name: BuiltIn(stage, id_of(build, name), _skipped_because(build, name)) for name, stage in LINE.items()}
-    there = os.path.relpath(build.summary.output_dir.resolve(), declared.folder)
-    taken = {Path(there, name).as_posix(): "a file of the output folder" for name in (*reserved({}), RANGES)}
+    taken: dict[str, str] = {}
+    if build.summary.origin != "stages":
+        there = os.path.relpath(build.summary.output_dir.resolve(), declared.folder)
+        names = (*reserved({}), RANGES)
+        taken = dict.fromkeys((Path(there, name).as_posix() for name in names), "a file of the output folder")
     if build.save_ranges is not None:
         taken[build.save_ranges.path] = "where quant.calibration_save_path goes"
     return plan_stages(declared, builtin, taken, fingerprints)
@@ -129,25 +114,6 @@ def _plan_own(build: Build, declared: Declared, fingerprints: Fingerprints) -> U
 def _skipped_because(build: Build, name: str) -> str | None:
     config = build.configs[name]
     return config.reason if isinstance(config, Skip) else None
-
-
-def _plan_declared(build: OnlyDeclared, fingerprints: Fingerprints) -> BuildGraph:
-    from winml_dag.pipeline.userstages.plan import plan_stages
-
-    why = "the recipe names no model, so none of our stages runs"
-    builtin = {name: BuiltIn(stage, name, why) for name, stage in LINE.items()}
-    own = plan_stages(build.declared, builtin, {}, fingerprints)
-    graph = _graph(own.nodes, own.sources, build.declared)
-    return BuildGraph(
-        summary=build.summary,
-        graph=graph,
-        steps=tuple(Step(node.id, node.stage.name) for node in graph.nodes),
-        sources=_digested(own.sources, fingerprints, Known()),
-        final=None,
-        looked_at=own.looked_at,
-        absent=own.absent,
-        programs=own.programs,
-    )
 
 
 def _graph(nodes: Sequence[Node], sources: Sequence[Source], declared: Declared | None) -> Graph:
@@ -176,7 +142,7 @@ def _digested(sources: Sequence[Source], fingerprints: Fingerprints, known: Know
     return {source.name: known.artifacts[source] for source in sources}
 
 
-def _steps(build: Build, nodes: Sequence[Node]) -> Iterator[Step]:
+def _steps(build: Build, nodes: Sequence[Node], prefix: str = "") -> Iterator[Step]:
     """Yield every stage in a valid order, with skipped built-in stages at their usual position."""
     present = {node.stage.name for node in nodes if is_builtin(node)}
     places = {name: place for place, name in enumerate(LINE)}
@@ -185,7 +151,8 @@ def _steps(build: Build, nodes: Sequence[Node]) -> Iterator[Step]:
     for name in LINE if build.summary.output_file is None else ():
         skip = build.configs[name]
         if name not in present and (not isinstance(skip, Skip) or skip.listed):
-            left_out.append(Step(name, name, _skipped_because(build, name) or "not part of this build"))
+            why = _skipped_because(build, name) or "not part of this build"
+            left_out.append(Step(f"{prefix}{name}", name, why))
     for node in nodes:
         if is_builtin(node) and node.stage.name in LINE:
             while left_out and places[left_out[0].stage] < places[node.stage.name]:

@@ -56,7 +56,6 @@ from winml_dag.store.artifact import FileEntry
 from winml_dag.store.digest import digest_file
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.buildgraph import Build, CompositeBuild
     from winml_dag.pipeline.userstages.folder import UserFolder
     from winml_dag.store.records import Record
     from winml_dag.store.store import Store
@@ -280,7 +279,6 @@ def plan_request(
             return load_plan(current_plan, store, part=part)
     # Imported here: a current plan needs neither recipe nor declarations, which take 0.1 s to import.
     from winml_dag.ep.availability import environment_elsewhere
-    from winml_dag.pipeline.buildgraph import OnlyDeclared
     from winml_dag.pipeline.plan import plan_build
     from winml_dag.pipeline.resolve import build_of
 
@@ -291,13 +289,13 @@ def plan_request(
         if request.command is not None:
             from winml_dag.pipeline.onestage import build_of_one
 
-            build: Build | CompositeBuild | OnlyDeclared = build_of_one(request, download=download)
+            build = build_of_one(request, download=download)
         else:
             build = build_of(request, store.folder, download=download, needs_folder=needs_folder)
         planned = plan_build(build, store.fingerprints)
     if words is None or not (needs_folder or request.output_dir or request.command or request.use_cache):
         return planned
-    if not isinstance(build, OnlyDeclared) and build.lacks:
+    if build.lacks:
         return planned  # nothing would invalidate the entry when it appears, and the user must be notified
     if any(environment_elsewhere(node.environment) for node in planned.graph.nodes):
         return planned  # nothing on this machine would invalidate the entry when another machine's environment changes

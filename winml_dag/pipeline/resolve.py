@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from winml_dag.engine.keys import distribution_version
 from winml_dag.engine.stage import Skip, Source
 from winml_dag.ep.availability import is_at_hand, require_at_hand, what_is_missing
-from winml_dag.ep.registry import Target
+from winml_dag.ep.registry import CPU, Target
 from winml_dag.errors import UsageError, WinmlDagError
 from winml_dag.pipeline.buildgraph import (
     Build,
     BuildSummary,
-    CompositeBuild,
     Declared,
-    OnlyDeclared,
     SavePath,
     rewires_builtin,
 )
@@ -30,6 +28,7 @@ from winml_dag.pipeline.decisions import Decisions, ResolveContext, option_files
 from winml_dag.pipeline.layout import has_only_stages, output_folder
 from winml_dag.pipeline.model import Known, Model, find_model, user_script
 from winml_dag.pipeline.request import Request
+from winml_dag.pipeline.search import Search
 from winml_dag.pipeline.settings import settings_of
 from winml_dag.pipeline.stageconfigs import data_notices, search_notices
 from winml_dag.recipe.schema import Recipe
@@ -53,7 +52,7 @@ def build_of(
     download: bool,
     needs_folder: bool = True,
     describes: bool = True,
-) -> Build | CompositeBuild | OnlyDeclared:
+) -> Build:
     """Return the build that *request* describes.
 
     Without *needs_folder* the build is only planned: without an output folder it uses one in the cache, and what only
@@ -66,7 +65,7 @@ def build_of(
     loaded = request.loaded()
     folder = output_folder(request, loaded, cache_dir, needs_folder)
     if loaded is not None and has_only_stages(loaded, request.overrides):
-        build: Build | CompositeBuild | OnlyDeclared = _only_declared(loaded, folder)
+        build = _only_declared(loaded, folder)
     else:
         context = ResolveContext.of(
             loaded, request.overrides, folder, download=download, runs=needs_folder, describes=describes
@@ -85,7 +84,7 @@ def _own_stages(recipe: Recipe) -> int:
     return sum(not rewires_builtin(entry) for entry in recipe.stages.values())
 
 
-def _only_declared(loaded: LoadedRecipe, output_dir: Path) -> OnlyDeclared:
+def _only_declared(loaded: LoadedRecipe, output_dir: Path) -> Build:
     summary = BuildSummary(
         model_id=None,
         origin="stages",
@@ -99,9 +98,8 @@ def _only_declared(loaded: LoadedRecipe, output_dir: Path) -> OnlyDeclared:
         notices=(),
         declared=_own_stages(loaded.recipe),
     )
-    declared = _declared(loaded)
-    assert declared is not None
-    return OnlyDeclared(summary, declared)
+    skip = Skip("the recipe names no model, so none of our stages runs", listed=False)
+    return Build(summary, Target(CPU, "cpu"), {}, dict.fromkeys(LINE, skip), Search(), declared=_declared(loaded))
 
 
 def _declared(loaded: LoadedRecipe | None) -> Declared | None:
@@ -111,7 +109,7 @@ def _declared(loaded: LoadedRecipe | None) -> Declared | None:
     return Declared(loaded.recipe.stages, path.parent.resolve(), path, loaded.positions)
 
 
-def resolve(context: ResolveContext, known: Known | None = None) -> Build | CompositeBuild:
+def resolve(context: ResolveContext, known: Known | None = None) -> Build:
     """Return the build of *context*, with all components if it is a composite model.
 
     *known*: what other builds of the same plan have read.

@@ -50,9 +50,7 @@ def resolved(folder: Path, recipe: Mapping[str, Any], overrides: Overrides = NOT
     """Return the build of a *recipe* in *folder*, whose results go into ``out`` below *folder*."""
     parsed = parse_recipe(json.dumps(recipe), "recipe.json", "json")
     loaded = LoadedRecipe(folder / "recipe.json", parsed, "json")
-    build = resolve(ResolveContext.of(loaded, overrides, folder / "out"))
-    assert isinstance(build, Build)
-    return build
+    return resolve(ResolveContext.of(loaded, overrides, folder / "out"))
 
 
 def publish(store: Store, scratch: Path, files: Mapping[str, bytes]) -> tuple[FileEntry, ...]:

@@ -18,7 +18,7 @@ from winml_dag.canonical import JsonValue
 from winml_dag.engine.stage import Skip
 from winml_dag.errors import StoreError, WinmlDagError
 from winml_dag.pipeline.assess.measurement import Measurement, MeasurementGraph, MeasurementJob
-from winml_dag.pipeline.buildgraph import Build, CompositeBuild, OnlyDeclared
+from winml_dag.pipeline.buildgraph import Build
 from winml_dag.pipeline.run import Driver, Ended
 from winml_dag.pipeline.sweep.result import CellResult, SearchResult
 from winml_dag.recipe.goal import Search
@@ -62,14 +62,14 @@ class Keeping:
         return RELIEF[self.field]
 
 
-def keepings_of(build: Build | CompositeBuild | OnlyDeclared, search: Search) -> tuple[Keeping, ...] | str:
+def keepings_of(build: Build, search: Search) -> tuple[Keeping, ...] | str:
     """Return the precisions in which *search* may keep nodes of *build*, first choice first.
 
     If nodes cannot be searched, returns the reason as a sentence. 16 bits come first where the provider mixes widths: a
     node in float changes how its neighbours are quantized. They apply to activations only, so where weights are the
     problem, only float helps.
     """
-    if not isinstance(build, Build):
+    if build.parts or build.summary.origin == "stages":
         return "it is of several components or of stages of its own, and nodes are ranked of one model alone"
     if build.declared is not None:
         return "its recipe has custom stages between built-in ones"
@@ -270,7 +270,6 @@ def _planned(request: Request, search: Search, store: Store) -> tuple[Measuremen
         given = request.overrides.section("quant")
         if taken := next((keeping.field for keeping in keepings if keeping.field in given), None):
             return f"quant.{taken} was given on the command line, and would replace what is searched for"
-        assert isinstance(build, Build)
         ranks = dict.fromkeys(
             ("quantize", "compile", "validate", "finalize"), Skip("nodes are ranked, and nothing is built")
         )
