@@ -16,13 +16,13 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.exchange import DISK_FULL, Progress, Result, Task, read_progress
-from winml_dag.engine.process import ProcessGroup, describe_exit
+from winml_dag.engine.process import Fork, ProcessGroup, describe_exit
 from winml_dag.engine.stage import Node
 from winml_dag.errors import StageError
 
@@ -133,14 +133,16 @@ class LocalExecutor:
     """Runs processes on this machine: a worker for a Python stage, the program itself for a command.
 
     *preload*: modules that most of the built-in stages import; on Linux, they are imported once for all workers.
+    *by_package*: modules that the stages with this package in their toolchain import too.
     """
 
-    def __init__(self, preload: Sequence[str] = ()) -> None:
+    def __init__(self, preload: Sequence[str] = (), by_package: tuple[str, Sequence[str]] = ("", ())) -> None:
         self._groups: set[ProcessGroup] = set()
         self._lock = threading.Lock()
-        self._stopped = False
+        self._stopped = threading.Event()
         self._reaper: Reaper | None = None
         self._preload = preload
+        self._package, self._more = by_package
         self._server: ForkServer | None = None
 
     def run(self, job: Job) -> Outcome:
@@ -158,10 +160,12 @@ class LocalExecutor:
 
     def stop(self) -> None:
         with self._lock:
-            self._stopped = True
+            self._stopped.set()
             groups = list(self._groups)
         for group in groups:
             group.end()
+        if self._server is not None:
+            self._server.kill()
 
     def close(self) -> None:
         """End the helping processes, after all runs have ended."""
@@ -182,20 +186,20 @@ class LocalExecutor:
             environment = worker_environment(temporary)
             if job.node.interpreter is not None:
                 return self._run_elsewhere(job, job.node.interpreter, work, environment)
-            return self._run(job, [*arguments, ".."], work, environment, server=self._server_for(job.node))
+            return self._run(job, [*arguments, ".."], work, environment, fork=self._fork_for(job.node))
         own = {**python_path(), **_declared(job.node), **temporary_environment(temporary)}
         return self._run(job, [*arguments, str(job.folder)], job.at, {**self._minimum, **own})
 
-    def _server_for(self, node: Node) -> ForkServer | None:
-        """What forks the worker of *node*; None if that has to be a new process."""
+    def _fork_for(self, node: Node) -> Fork | None:
+        """What starts the worker of *node*; None if that has to be a new process."""
         if not self._preload or sys.platform != "linux" or not node.stage.work.startswith(_FORKED):
             return None
         # Imported here, as below: builds of commands only need none.
         from winml_dag.engine.forkserver import ForkServer
 
         with self._lock:
-            self._server = self._server or ForkServer(self._preload)
-            return self._server
+            self._server = self._server or ForkServer(self._preload, self._more)
+        return partial(self._server.fork, more=self._package in node.toolchain)
 
     @cached_property
     def _minimum(self) -> Mapping[str, str]:
@@ -257,7 +261,7 @@ class LocalExecutor:
         folder: Path,
         environment: Mapping[str, str],
         program: str | None = None,
-        server: ForkServer | None = None,
+        fork: Fork | None = None,
     ) -> Outcome:
         if job.hidden is not None:
             from winml_dag.engine.sandbox import confined
@@ -268,20 +272,23 @@ class LocalExecutor:
 
             arguments, program = traced(arguments, program, job.trace), None
         began = time.monotonic()
+        if self._stopped.is_set():
+            job.log.touch()
+            return Outcome(error="stopped")
+        # Not under the lock: what forks it may first have to import what it needs.
+        group = ProcessGroup(
+            arguments,
+            folder=folder,
+            environment=environment,
+            log=job.log,
+            holds_stdin=job.node.command is None,
+            program=program,
+            fork=fork,
+        )
         with self._lock:
-            if self._stopped:
-                job.log.touch()
-                return Outcome(error="stopped")
-            group = ProcessGroup(
-                arguments,
-                folder=folder,
-                environment=environment,
-                log=job.log,
-                holds_stdin=job.node.command is None,
-                program=program,
-                server=server,
-            )
             self._groups.add(group)
+        if self._stopped.is_set():  # meanwhile
+            group.end()
         reaper = self._reaper if job.node.command is not None else None
         entry = reaper.add(group.pid) if reaper is not None else -1
         code = group.wait(job.timeout_seconds)

@@ -29,6 +29,10 @@ from winml_dag.engine.worker import die_with_parent, leave, work
 
 # The numbers that the engine gets for a worker: its process id, and its exit code (negative: signal) when it has ended.
 _NUMBER = struct.Struct("q")
+# What is requested with the descriptors of a worker: a fork of the server, or of the fork that has imported more.
+_WORKER, _MORE = b"w", b"m"
+# Separates, among the arguments of the server, the modules that only the latter imports.
+_THEN = "--"
 
 
 class ForkedWorker:
@@ -53,14 +57,18 @@ class ForkedWorker:
 
 
 class ForkServer:
-    """Starts the server process with the first worker. *modules*: what it imports; none may need its threads."""
+    """Starts the server process with the first worker. *modules*: what it imports; none may need its threads.
 
-    def __init__(self, modules: Sequence[str]) -> None:
+    *more*: what a fork of it imports in addition, for the workers that need that.
+    """
+
+    def __init__(self, modules: Sequence[str], more: Sequence[str] = ()) -> None:
         self._modules = modules
+        self._more = more
         self._lock = threading.Lock()
         self._server: tuple[socket.socket, subprocess.Popen[bytes]] | None = None
 
-    def fork(self, folder: Path, environment: Mapping[str, str], log: int) -> ForkedWorker:
+    def fork(self, folder: Path, environment: Mapping[str, str], log: int, *, more: bool = False) -> ForkedWorker:
         """Start a worker in the current folder *folder*, which writes what it prints to the descriptor *log*.
 
         Raises:
@@ -72,7 +80,7 @@ class ForkServer:
                 if self._server is None or self._server[1].poll() is not None:
                     self._server = self._start(environment)
                 requests, _ = self._server
-                socket.send_fds(requests, [b"\0"], [theirs.fileno(), log])
+                socket.send_fds(requests, [_MORE if more else _WORKER], [theirs.fileno(), log])
             ours.sendall(json.dumps([str(folder), dict(environment)]).encode() + b"\n")
             pid = _receive(ours)
             if pid is None:
@@ -86,7 +94,7 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "winml_dag.engine.forkserver", *self._modules],
+                [sys.executable, "-P", "-m", "winml_dag.engine.forkserver", *self._modules, _THEN, *self._more],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -94,6 +102,12 @@ class ForkServer:
                 start_new_session=True,
             )
         return ours, process
+
+    def kill(self) -> None:
+        """End the server at once, also if it is still importing what the next worker needs."""
+        with self._lock:
+            if self._server is not None:
+                self._server[1].kill()
 
     def close(self) -> None:
         """End the server, after all workers have ended."""
@@ -113,22 +127,53 @@ def _receive(connection: socket.socket) -> int | None:
     return None
 
 
-def _serve(requests: socket.socket) -> None:
-    """Fork until the engine closes its end, or is killed."""
+def _serve(requests: socket.socket, more: Sequence[str] = ()) -> None:
+    """Fork until the engine closes its end, or is killed. The first request that needs *more* starts their server."""
+    further: socket.socket | None = None
     while True:
-        _, descriptors, _, _ = socket.recv_fds(requests, 1, 2)
+        asked, descriptors, _, _ = socket.recv_fds(requests, 1, 2)
         with contextlib.suppress(ChildProcessError):
             if not descriptors:
+                if further is not None:
+                    further.close()
                 signal.alarm(1)  # ends this process, and so all others, when a worker of a killed engine hangs
             while os.waitpid(-1, os.WNOHANG if descriptors else 0)[0]:
                 pass
         if not descriptors:
             return
         with contextlib.suppress(OSError):  # the engine notices that nobody answers
-            if os.fork() == 0:
+            if asked == _MORE:
+                further = further or _server_with(more)
+                socket.send_fds(further, [_WORKER], descriptors)
+            elif os.fork() == 0:
                 _supervise(*descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
+
+
+def _server_with(modules: Sequence[str]) -> socket.socket:
+    """Start a fork of this server that imports *modules* too; return the socket for its requests."""
+    ours, theirs = socket.socketpair()
+    if os.fork() == 0:
+        try:
+            die_with_parent(signal.SIGKILL)
+            ours.close()
+            _import(modules)
+            _serve(theirs)
+        finally:
+            leave(0)
+    theirs.close()
+    return ours
+
+
+def _import(modules: Sequence[str]) -> None:
+    # They stay until the end, so looking for garbage among them is in vain. A worker turns that on again.
+    gc.disable()
+    for module in modules:
+        # If it is not installed, or broken, a worker that needs it reports that.
+        with contextlib.suppress(Exception):
+            importlib.import_module(module)
+    gc.freeze()  # collecting would copy the pages that it touches, in each worker
 
 
 def _supervise(connection: int, log: int) -> NoReturn:
@@ -178,10 +223,7 @@ def _work(connection: int, log: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    for module in sys.argv[1:]:
-        # If it is not installed, a worker that needs it reports that.
-        with contextlib.suppress(ImportError):
-            importlib.import_module(module)
-    gc.freeze()  # collecting would copy the pages that it touches, in each worker
-    _serve(socket.socket(fileno=0))
+    at = sys.argv.index(_THEN)
+    _import(sys.argv[1:at])
+    _serve(socket.socket(fileno=0), sys.argv[at + 1 :])
     leave(0)

@@ -13,12 +13,15 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from winml_dag.engine.forkserver import ForkedWorker, ForkServer
+    from winml_dag.engine.forkserver import ForkedWorker
+
+# Starts a worker: see ``ForkServer.fork``.
+Fork: TypeAlias = "Callable[[Path, Mapping[str, str], int], ForkedWorker]"
 
 if sys.platform == "win32":
     _CREATION_FLAGS = subprocess.CREATE_NEW_PROCESS_GROUP
@@ -38,8 +41,8 @@ class ProcessGroup:
     """One child and its descendants.
 
     With *holds_stdin* the child's standard input stays open for the lifetime of this process, so that the child notices
-    when this process ends; otherwise it is empty. With a *server* the child is a worker forked by it, and *arguments*
-    are not used.
+    when this process ends; otherwise it is empty. With a *fork*, that starts the child, and *arguments* are not
+    used.
 
     Raises:
         OSError: when the child cannot be started.
@@ -54,7 +57,7 @@ class ProcessGroup:
         log: Path,
         holds_stdin: bool = True,
         program: str | None = None,
-        server: ForkServer | None = None,
+        fork: Fork | None = None,
     ) -> None:
         self._lock = threading.Lock()
         self._reaped = False
@@ -63,8 +66,8 @@ class ProcessGroup:
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
         self._child: subprocess.Popen[bytes] | ForkedWorker
         try:
-            if server is not None:
-                self._child = server.fork(folder, environment, output)
+            if fork is not None:
+                self._child = fork(folder, environment, output)
             else:
                 self._child = subprocess.Popen(
                     arguments,

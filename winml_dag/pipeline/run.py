@@ -37,13 +37,15 @@ T = TypeVar("T")
 # If a blob is damaged again after its stage has rerun, the owner has to act; another try does not help.
 _TRIES = 3
 # What most built-in stages import, for one process that all workers are forks of. Not onnxruntime, which starts a
-# thread, and not torch, which only export needs. By name: a build of a recipe's own stages imports no declarations.
+# thread. By name: a build of a recipe's own stages imports no declarations.
 _IMPORTED_BY_MOST = (
     "winml_dag.stages.normalize.rewrite",
     "winml_dag.stages.analyze.analysis",
     "winml_dag.stages.validate",
     "winml_dag.stages.finalize",
 )
+# Tokenizers come with torch, and take 4 s of a processor to import: export, and each stage that reads texts.
+_BY_PACKAGE = ("transformers", ("transformers.models.auto.tokenization_auto",))
 
 
 @dataclass(frozen=True)
@@ -355,7 +357,7 @@ class _Run(Generic[T]):
         runner = Runner(
             graph,
             store,
-            self._driver.executor or LocalExecutor(_IMPORTED_BY_MOST),
+            self._driver.executor or LocalExecutor(_IMPORTED_BY_MOST, _BY_PACKAGE),
             store.fingerprints,
             scratch=scratch,
             failures=store.failures,

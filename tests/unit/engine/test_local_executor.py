@@ -27,7 +27,7 @@ CAN_FORK = pytest.mark.skipif(sys.platform != "linux", reason="workers are forke
 def executor(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[LocalExecutor]:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     monkeypatch.setattr(execute, "_FORKED", "engine_stages:")
-    executor = LocalExecutor(["tempfile"] if request.param == "fork" else [])
+    executor = LocalExecutor(["tempfile"] if request.param == "fork" else [], ("plugin", ["imported_by_fork"]))
     yield executor
     executor.close()
 
@@ -42,6 +42,7 @@ def run_work(tmp_path: Path, executor: LocalExecutor) -> RunWork:
         *,
         bits: object = 8,
         timeout_seconds: float = 60.0,
+        toolchain: Mapping[str, str] | None = None,
     ) -> tuple[Outcome, Path]:
         inputs = inputs or {}
         stage = Stage(
@@ -52,7 +53,8 @@ def run_work(tmp_path: Path, executor: LocalExecutor) -> RunWork:
             inputs={slot: InputSlot(frozenset({"text"})) for slot in inputs},
             outputs={"out": "text"},
         )
-        node = Node(work, stage, {"text": {"bits": bits}}, dict.fromkeys(inputs, "source"))  # type: ignore[dict-item]
+        config = {"text": {"bits": bits}}
+        node = Node(work, stage, config, dict.fromkeys(inputs, "source"), toolchain=toolchain or {})  # type: ignore[arg-type]
         folder = tmp_path / f"job{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
         job = Job(node, folder, timeout_seconds)
@@ -233,6 +235,36 @@ def test_when_the_server_of_forks_is_killed_its_workers_fail_and_the_next_one_ha
         executor._server._server[1].kill()
         assert running.result()[0].error == "Its process ended with signal SIGKILL."
     assert run_work("write")[0].error == ""
+
+
+@CAN_FORK
+@pytest.mark.parametrize("executor", ["fork"], indirect=True)
+def test_only_workers_whose_stage_needs_a_package_are_forks_of_a_process_that_has_imported_it(
+    run_work: RunWork, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "imported_by_fork.py").write_text("import colorsys\nraise RuntimeError('broken, and half imported')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    for toolchain in ({"plugin": "1"}, {}, {"plugin": "1"}):
+        told = run_work("tell_environment", toolchain=toolchain)[0].metrics
+        assert ("colorsys" in told["modules"]) is bool(toolchain)  # type: ignore[operator]
+        assert (told["collects_garbage"], told["leaves_imported_alone"]) == (True, True)
+
+
+@CAN_FORK
+@pytest.mark.parametrize("executor", ["fork"], indirect=True)
+def test_while_a_package_is_imported_other_stages_run_and_all_can_be_stopped(
+    run_work: RunWork, executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fifo = tmp_path / "importing"
+    os.mkfifo(fifo)
+    (tmp_path / "imported_by_fork.py").write_text(f"open({str(fifo)!r}, 'w').close()\nimport time\ntime.sleep(999)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(run_work, "write", toolchain={"plugin": "1"})
+        fifo.read_text()
+        assert run_work("write")[0].error == ""
+        executor.stop()
+        assert isinstance(running.exception(), OSError)
 
 
 def test_the_tail_of_a_log_is_its_last_lines_that_say_something(tmp_path: Path) -> None:
