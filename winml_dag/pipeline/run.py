@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from winml_dag import TOOL_ID
@@ -36,6 +33,8 @@ T = TypeVar("T")
 
 # If a blob is damaged again after its stage has rerun, the owner has to act; another try does not help.
 _TRIES = 3
+_DAMAGED = "What was made is damaged in the cache again and again."
+_DAMAGED_ADVICE = "Check the disk, or choose another cache folder with --cache-dir."
 # What most built-in stages import, for one process that all workers are forks of. Not onnxruntime, which starts a
 # thread. By name: a build of a recipe's own stages imports no declarations.
 _IMPORTED_BY_MOST = (
@@ -162,12 +161,13 @@ class Driver:
 
 @dataclass
 class _Running(Generic[T]):
-    """A job whose stages run together with those of others. ``waits``: nodes of the merged graph without a result."""
+    """A job in progress. ``waits``: nodes of the merged graph without a result."""
 
     place: int
     job: GraphJob[T]
     began: float
-    waits: set[str]
+    planned_results: tuple[StageResult, ...]
+    waits: set[str] = field(default_factory=set)
     results: dict[str, StageResult] = field(default_factory=dict)
 
 
@@ -179,168 +179,90 @@ class _Run(Generic[T]):
         self._store = driver.store
         self._options = driver.options
         self._observer = driver.observer or Silent()
-        self._jobs = jobs
+        self._jobs = [*jobs]
         self._done = done
         self._ended: dict[int, Ended[T]] = {}
         self._has_failed = False
-        # Jobs to settle, and jobs to run alone, both after the others.
+        # Jobs to settle, and those that met a damaged blob.
         self._finished: dict[int, tuple[T, tuple[StageResult, ...]]] = {}
-        self._alone: list[int] = []
+        self._damaged: list[int] = []
 
     def run(self) -> tuple[Ended[T], ...]:
-        if len(self._jobs) == 1:
-            self._alone.append(0)
-        else:
-            self._run_several()
-        for place in self._alone:
-            if self._has_failed and not self._options.keep_going:
-                self._end(place, None)
-            else:
-                self._run_alone(place)
-        return tuple(self._ended[place] for place in range(len(self._jobs)))
-
-    def _run_several(self) -> None:
-        if self._store.has_remotes and not self._options.rebuild:
-            whole = merge([Part(job.label, job.graph, job.known) for job in self._jobs])
-            prefetch(whole.graph, whole.sources, self._store)
-        reused: dict[int, tuple[float, tuple[StageResult, ...]]] = {}
-        together: list[int] = []
-        for place, job in enumerate(self._jobs):
-            if any(node.folder is not None for node in job.graph.nodes):
-                self._alone.append(place)
-                continue
-            began = time.monotonic()
-            try:
-                job.refuse()
-                planned_results = self._dry_run(job, rebuild=self._options.rebuild)
-            except WinmlDagError as error:
-                self._end(place, error)
-                continue
-            if len(planned_results) == len(job.graph.nodes):
-                reused[place] = (began, planned_results)
-            else:
-                together.append(place)
-        if self._store.has_remotes:
-            needed = [self._jobs[place].needed_files(results) for place, (_, results) in reused.items()]
-            self._store.fetch_ahead([file for files in needed for file in files])
-        for place, (began, results) in reused.items():
-            self._finish(place, results, began, is_reused=True)
-        if together:
-            common = merge([Part(job.label, job.graph, job.known) for job in map(self._jobs.__getitem__, together)])
-            self._run_together(together, common)
+        places, rebuild = range(len(self._jobs)), self._options.rebuild
+        in_place = [at for at in places if any(node.folder is not None for node in self._jobs[at].graph.nodes)]
+        self._run_together([place for place in places if place not in in_place], rebuild=rebuild)
+        for place in in_place:
+            self._run_alone(place, rebuild=rebuild)
+        for _ in range(1, _TRIES):
+            damaged, self._damaged = self._damaged, []
+            for place in damaged:
+                # The blob is in quarantine now, so its stage will be found to need a rerun, possibly only in the whole
+                # graph.
+                self._jobs[place] = self._jobs[place].again()
+                self._run_alone(place, rebuild=False)
+        for place in self._damaged:
+            self._end(place, StoreError(_DAMAGED, advice=_DAMAGED_ADVICE))
+        # Also after an error: stages that ran have results, and only this run offers them for upload.
         self._store.settle()
         # After the run: during it, trimming the cache could not remove anything that the run made.
         for place, (value, of_job) in self._finished.items():
             self._ended[place] = self._jobs[place].settle(value, of_job)
+        return tuple(self._ended[place] for place in places)
 
-    def _dry_run(self, job: GraphJob[T], *, rebuild: bool) -> tuple[StageResult, ...]:
-        planned_results = dry_run(job.graph, job.known, self._store, scope=job.scope, rebuild=rebuild)
-        job.begin(planned_results)
-        return planned_results
-
-    def _run_together(self, places: Sequence[int], common: Merged) -> None:
-        began = time.monotonic()
-        running = [
-            _Running(place, self._jobs[place], began, set(ids.values()))
-            for place, ids in zip(places, common.ids, strict=True)
-        ]
-        remembered = {
-            node_id: [remembered_name(running[at].job.scope, running[at].job.graph.node(own)) for at, own in readers]
-            for node_id, readers in common.readers().items()
-        }
-        observer = _Shared(self._observer, common, running, self._finish_running)
-        with self._store.scratch.open() as scratch:
-            self._execute(
-                common.graph,
-                common.sources,
-                scratch,
-                observer,
-                rebuild=self._options.rebuild,
-                remembered=remembered,
-                order=common.order,
-            )
-
-    def _finish_running(self, running: _Running[T]) -> None:
-        results = tuple(running.results[node.id] for node in running.job.graph.nodes)
-        self._finish(running.place, results, running.began)
-
-    def _finish(self, place: int, results: tuple[StageResult, ...], began: float, *, is_reused: bool = False) -> None:
-        try:
-            if is_reused:
-                _reuse_all(results, self._store, self._jobs[place].scope, self._labelled(place))
-            value = self._jobs[place].finish(results, began)
-        except BlobDamaged:
-            # The blob is in quarantine now, so its stage will be found to need a rerun.
-            self._alone.append(place)
-        except WinmlDagError as error:
-            self._end(place, error)
+    def _run_alone(self, place: int, *, rebuild: bool) -> None:
+        if self._has_failed and not self._options.keep_going:
+            self._end(place, None)
         else:
-            self._finished[place] = (value, results)
-            self._end(place, value, results)
+            self._run_together([place], rebuild=rebuild)
 
-    def _run_alone(self, place: int) -> None:
-        job, rebuild, began = self._jobs[place], self._options.rebuild, time.monotonic()
-        try:
-            for _ in range(_TRIES):
+    def _run_together(self, places: Sequence[int], *, rebuild: bool) -> None:
+        """Bring the jobs at *places* up to date, as one graph if several have something to run."""
+        if self._store.has_remotes and not rebuild and places:
+            whole = _merged([self._jobs[place] for place in places])
+            prefetch(whole.graph, whole.sources, self._store)
+        reused, running = list[_Running[T]](), list[_Running[T]]()
+        for place in places:
+            job, began = self._jobs[place], time.monotonic()
+            try:
                 job.refuse()
-                # What a run keeps in the cache is kept until the files are published.
-                with ExitStack() as living:
-                    try:
-                        results = self._results(job, rebuild, self._labelled(place), living)
-                        value = job.finish(results, began)
-                    except BlobDamaged:
-                        # Its stage will be found to need a rerun, possibly only in the whole graph.
-                        job, rebuild = job.again(), False
-                        continue
-                self._store.settle()
-                self._end(place, job.settle(value, results), results)
-                return
-            raise StoreError(
-                "What was made is damaged in the cache again and again.",
-                advice="Check the disk, or choose another cache folder with --cache-dir.",
-            )
+                planned_results = dry_run(job.graph, job.known, self._store, scope=job.scope, rebuild=rebuild)
+                job.begin(planned_results)
+            except WinmlDagError as error:
+                self._end(place, error)
+                continue
+            is_reused = len(planned_results) == len(job.graph.nodes)
+            (reused if is_reused else running).append(_Running(place, job, began, planned_results))
+        if self._store.has_remotes and len(places) > 1:
+            needed = [one.job.needed_files(one.planned_results) for one in reused]
+            self._store.fetch_ahead([file for files in needed for file in files])
+        for one in reused:
+            _reuse_all(one.planned_results, self._store, one.job, self._observer)
+            one.results = {result.node.id: result for result in one.planned_results}
+            self._finish(one)
+        if running:
+            try:
+                self._execute(running, rebuild=rebuild)
+            except BlobDamaged:  # of an artifact that a stage outside of a part has output
+                self._damaged += (one.place for one in running)
+            except WinmlDagError as error:
+                if len(running) > 1:
+                    raise
+                self._end(running[0].place, error)
+
+    def _finish(self, one: _Running[T]) -> None:
+        results = tuple(one.results[node.id] for node in one.job.graph.nodes)
+        try:
+            value = one.job.finish(results, one.began)
+        except BlobDamaged:
+            self._damaged.append(one.place)
         except WinmlDagError as error:
-            # Stages that ran have results, and only this run offers them for upload: the next run finds them locally.
-            self._store.settle()
-            self._end(place, error)
+            self._end(one.place, error)
+        else:
+            self._finished[one.place] = (value, results)
+            self._end(one.place, value, results)
 
-    def _results(
-        self, job: GraphJob[T], rebuild: bool, observer: Observer, living: ExitStack
-    ) -> tuple[StageResult, ...]:
-        """Return the results of *job*'s stages; *living* releases what marks this run as alive."""
-        if not rebuild:
-            prefetch(job.graph, job.known, self._store)
-        planned_results = self._dry_run(job, rebuild=rebuild)
-        if len(planned_results) == len(job.graph.nodes):
-            _reuse_all(planned_results, self._store, job.scope, observer)
-            return planned_results
-        scratch = living.enter_context(self._store.scratch.open())
-        return self._execute(
-            job.graph,
-            job.known,
-            scratch,
-            observer,
-            rebuild=rebuild,
-            scope=job.scope,
-            planned_results=planned_results,
-            in_place=job.in_place,
-        )
-
-    def _execute(
-        self,
-        graph: Graph,
-        known: Mapping[str, Artifact],
-        scratch: Path,
-        observer: Observer,
-        *,
-        rebuild: bool,
-        scope: str = "",
-        planned_results: Sequence[StageResult] = (),
-        remembered: Mapping[str, Sequence[str]] = MappingProxyType({}),
-        order: Mapping[str, int] = MappingProxyType({}),
-        in_place: InPlace | None = None,
-    ) -> tuple[StageResult, ...]:
-        """Run what *planned_results* do not reuse, in this run's folder *scratch*; returns one result for each node.
+    def _execute(self, running: Sequence[_Running[T]], *, rebuild: bool) -> None:
+        """Run the merged graph of *running*, and finish each of them as soon as its last stage has a result.
 
         With a cluster, stages that can run on other machines do.
 
@@ -354,40 +276,48 @@ class _Run(Generic[T]):
         from winml_dag.engine.schedule import RunOptions, Scheduler
 
         options, store, timeout = self._options, self._store, self._options.stage_timeout_seconds
-        runner = Runner(
-            graph,
-            store,
-            self._driver.executor or LocalExecutor(_IMPORTED_BY_MOST, _BY_PACKAGE),
-            store.fingerprints,
-            scratch=scratch,
-            failures=store.failures,
-            made_by=TOOL_ID,
-            rebuild=rebuild,
-            timeout_seconds=timeout,
-            in_place=in_place,
-            access=options.access,
-        )
-        if options.cluster is None:
-            runs, admission = LocalRuns(runner, options.jobs), None
-        else:
-            runs = options.cluster.runs(runner, graph, store, scratch, timeout_seconds=timeout, rebuild=rebuild)
-            admission = options.cluster.admission
-        run = RunOptions(scope, options.jobs, options.keep_going, rebuild, remembered, order, options.memory_bytes)
-        return Scheduler(
-            graph,
-            known,
-            store,
-            runs,
-            run,
-            observer,
-            planned_results=planned_results,
-            on_eta=self._driver.on_eta,
-            admission=admission,
-        ).run()
-
-    def _labelled(self, place: int) -> Observer:
-        label = self._jobs[place].label
-        return _Labelled(self._observer, label) if label else self._observer
+        common, (first, *others) = _merged([one.job for one in running]), running
+        for one, ids in zip(running, common.ids, strict=True):
+            one.waits = set(ids.values())
+        remembered = {
+            node_id: [remembered_name(running[at].job.scope, running[at].job.graph.node(own)) for at, own in readers]
+            for node_id, readers in common.readers().items()
+        }
+        # What this run keeps in the cache is kept until the files are published.
+        with store.scratch.open() as scratch:
+            runner = Runner(
+                common.graph,
+                store,
+                self._driver.executor or LocalExecutor(_IMPORTED_BY_MOST, _BY_PACKAGE),
+                store.fingerprints,
+                scratch=scratch,
+                failures=store.failures,
+                made_by=TOOL_ID,
+                rebuild=rebuild,
+                timeout_seconds=timeout,
+                in_place=first.job.in_place,
+                access=options.access,
+            )
+            if options.cluster is None:
+                runs, admission = LocalRuns(runner, options.jobs), None
+            else:
+                cluster, graph = options.cluster, common.graph
+                runs = cluster.runs(runner, graph, store, scratch, timeout_seconds=timeout, rebuild=rebuild)
+                admission = cluster.admission
+            run = RunOptions(
+                "", options.jobs, options.keep_going, rebuild, remembered, common.order, options.memory_bytes
+            )
+            Scheduler(
+                common.graph,
+                common.sources,
+                store,
+                runs,
+                run,
+                _Shared(self._observer, common, running, self._finish),
+                planned_results=() if others else first.planned_results,
+                on_eta=self._driver.on_eta,
+                admission=admission,
+            ).run()
 
     def _end(self, place: int, ended: Ended[T], results: Iterable[StageResult] = ()) -> None:
         is_whole = not any(result.status in (Status.FAILED, Status.SKIPPED) for result in results)
@@ -396,13 +326,22 @@ class _Run(Generic[T]):
         self._done(self._jobs[place].label, ended)
 
 
-def _reuse_all(planned_results: Sequence[StageResult], store: Store, scope: str, observer: Observer) -> None:
-    """Record that a whole graph is reused, without a scratch folder, threads or processes."""
+def _merged(jobs: Sequence[GraphJob[T]]) -> Merged:
+    """Return the graph of all *jobs*; that of a single one, which may be a part of a graph, as it is."""
+    job = jobs[0]
+    if len(jobs) == 1 and not job.label:
+        return Merged(job.graph, job.known, ({node.id: node.id for node in job.graph.nodes},), {})
+    return merge([Part(job.label, job.graph, job.known) for job in jobs])
+
+
+def _reuse_all(planned_results: Sequence[StageResult], store: Store, job: GraphJob[T], observer: Observer) -> None:
+    """Record that the whole graph of *job* is reused, without a scratch folder, threads or processes."""
     store.used(result.cache_key for result in planned_results if result.cache_key)
     found = (result for result in planned_results if result.reason.kind != "up to date")
-    store.remember({remembered_name(scope, result.node): result.cache_key for result in found if result.cache_key})
+    store.remember({remembered_name(job.scope, result.node): result.cache_key for result in found if result.cache_key})
     for result in planned_results:
-        observer.finished(result)
+        node = replace(result.node, id=f"{job.label}/{result.node.id}") if job.label else result.node
+        observer.finished(replace(result, node=node))
 
 
 class _Shared(PassingOn, Generic[T]):
@@ -419,7 +358,8 @@ class _Shared(PassingOn, Generic[T]):
         self._readers = common.readers()
         self._running = running
         self._job_finished = finished
-        self._begun: set[int] = set()
+        # A job among others begins with its first stage.
+        self._begun: set[int] = set() if len(running) > 1 else {0}
 
     def started(self, node: Node, reason: Reason, estimate_seconds: float | None, progress: ReadProgress) -> None:
         for at, _ in self._readers[node.id]:
@@ -455,20 +395,3 @@ def _as_seen_from(node: Node, result: StageResult, *, made_here: bool) -> StageR
         return replace(result, node=node)
     why = events.found(result.record)
     return StageResult(node, Status.REUSED, why, result.cache_key, result.record)
-
-
-class _Labelled(PassingOn):
-    """Reports a job that runs alone to *observer*, as one of several."""
-
-    def __init__(self, observer: Observer, label: str) -> None:
-        super().__init__(observer)
-        self._label = label
-
-    def started(self, node: Node, reason: Reason, estimate_seconds: float | None, progress: ReadProgress) -> None:
-        super().started(self._labelled(node), reason, estimate_seconds, progress)
-
-    def finished(self, result: StageResult) -> None:
-        super().finished(replace(result, node=self._labelled(result.node)))
-
-    def _labelled(self, node: Node) -> Node:
-        return replace(node, id=f"{self._label}/{node.id}")
