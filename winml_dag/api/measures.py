@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
 from winml_dag.api.arguments import FileArguments, only_known, remote_of, store_of
 from winml_dag.pipeline.assess.builtmodel import BuiltModel, find_built_model
-from winml_dag.pipeline.assess.eval import EvaluationRequest, eval_section, plan_evaluation
+from winml_dag.pipeline.assess.eval import eval_section, plan_evaluation
 from winml_dag.pipeline.assess.evalresult import EvalResult, eval_result
-from winml_dag.pipeline.assess.measurement import AssessmentPlan, Measurement, carry_out
-from winml_dag.pipeline.assess.perf import PerfRequest, PerfResult, perf_result, plan_perf
-from winml_dag.pipeline.assess.validate import ValidationRequest, plan_validation
+from winml_dag.pipeline.assess.measurement import AssessmentPlan, AssessmentRequest, Measurement, carry_out
+from winml_dag.pipeline.assess.perf import PerfResult, perf_result, plan_perf
+from winml_dag.pipeline.assess.validate import plan_validation
 from winml_dag.pipeline.buildresult import CommandResult, validation_result
 from winml_dag.pipeline.run import BuildOptions
 from winml_dag.recipe.schema import Eval, Perf, Validate
@@ -41,19 +42,9 @@ def validate_onnx(
     kept. *precision*: the precision whose thresholds apply, by default the model's own. *config*: fields of
     ``validate``. Raises the same errors as :func:`export_model`.
     """
-    request = ValidationRequest(
-        Validate.from_dict(config or {}),
-        Path.cwd(),
-        reference=None if reference is None else Path(reference),
-        has_reference=True,
-        precision=precision,
-        ep=ep,
-        device=device,
-        options={},
-        task=task,
-        model_id=None,
-    )
-    _, done = _assess(model, request, plan_validation, arguments)
+    against = None if reference is None else Path(reference)
+    request = AssessmentRequest(Validate.from_dict(config or {}), Path.cwd(), ep, device, reference=against, task=task)
+    _, done = _assess(model, request, partial(plan_validation, precision=precision), arguments)
     return validation_result(done)
 
 
@@ -75,15 +66,10 @@ def measure_onnx(
     time is measured as well, by default the one that a compiled model was made from. *output_dir*: where reports go.
     Raises the same errors as :func:`export_model`.
     """
-    request = PerfRequest(
-        Perf.from_dict(config or {}),
-        Path.cwd(),
-        ep=ep,
-        device=device,
-        baseline=None if baseline is None else Path(baseline),
-        draws=output_dir is not None,
-    )
-    _, done = _assess(model, request, plan_perf, arguments, output_dir)
+    against = None if baseline is None else Path(baseline)
+    request = AssessmentRequest(Perf.from_dict(config or {}), Path.cwd(), ep, device, reference=against)
+    plan = partial(plan_perf, draws=output_dir is not None)
+    _, done = _assess(model, request, plan, arguments, output_dir)
     return perf_result(done)
 
 
@@ -109,7 +95,7 @@ def evaluate_onnx(
     said = {"task": task, "reference_path": reference, "ep": ep, "device": device}
     given = {name: os.fspath(value) for name, value in said.items() if value is not None}
     data = {} if dataset is None else {"path": os.fspath(dataset)}
-    request = EvaluationRequest(eval_section(Eval.from_dict(config or {}), given, data), Path.cwd(), {})
+    request = AssessmentRequest(eval_section(Eval.from_dict(config or {}), given, data), Path.cwd())
     plan, done = _assess(model, request, plan_evaluation, arguments, output_dir)
     return eval_result(plan, done)
 

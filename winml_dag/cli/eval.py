@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from winml_dag.cli.measuring import (
     headline,
     loaded_recipe,
     refuse_both,
+    request_for,
     run_target_options,
     stage_timeout_option,
 )
@@ -27,8 +29,9 @@ from winml_dag.errors import StageError, UsageError
 from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.assess.eval import EvaluationPlan, EvaluationRequest
-    from winml_dag.pipeline.assess.measurement import Measurement
+    from winml_dag.pipeline.assess.eval import EvaluationPlan
+    from winml_dag.pipeline.assess.measurement import AssessmentRequest, Measurement
+    from winml_dag.recipe.schema import Eval
 
 _EVAL = Settings.of(
     "eval",
@@ -96,23 +99,23 @@ def command(**options: Any) -> int:
     how = How.of(options)
     if options["schema"]:
         return _print_schema(options["task"])
+    bounds = _numbers(options["bounds"] or {})
     request = _request_of(options)
     if options["recipe"] is not None:
         refuse_unbuilt(request.section)
-    plan, done = assessed(options, how, request, plan_evaluation)
+    plan, done = assessed(options, how, request, partial(plan_evaluation, bounds=bounds))
     found = figures(done)
-    for name in request.bounds:
+    for name in bounds:
         if name not in found:
             raise UsageError(f"--min: there is no metric {name!r}.", advice=f"There are: {', '.join(found)}.")
     _print(plan, done, how, options["output_dir"])
     return 0 if all(plan.kept(done).values()) else StageError.exit_code
 
 
-def _request_of(options: Mapping[str, Any]) -> EvaluationRequest:
+def _request_of(options: Mapping[str, Any]) -> AssessmentRequest[Eval]:
     """Return the request for the *options* of a call, by the names of the command's parameters, and for its recipe."""
-    from winml_dag.pipeline.assess.eval import EvaluationRequest, eval_section
+    from winml_dag.pipeline.assess.eval import eval_section
 
-    bounds = _numbers(options["bounds"] or {})
     refuse_both(options, "reference")
     loaded, base = loaded_recipe(options)
     said, dataset = _EVAL.given(options), _DATASET.given(options)
@@ -123,13 +126,7 @@ def _request_of(options: Mapping[str, Any]) -> EvaluationRequest:
     section = eval_section(
         None if loaded is None else loaded.recipe.eval, said, {**dataset, **_labels(options["label_mapping"])}
     )
-    return EvaluationRequest(
-        section,
-        base,
-        options=options["ep_option"] or {},
-        bounds=bounds,
-        has_reference=not options["no_reference"],
-    )
+    return request_for(section, base, options)
 
 
 def _as_seen_here(text: JsonValue) -> JsonValue:
@@ -202,7 +199,7 @@ def _lines(plan: EvaluationPlan, done: Measurement, folder: Path | None, *, quie
 
     found: Any = report_of(done)
     if not quiet:
-        yield headline(plan, plan.built.precision, done, "evaluate")
+        yield headline(plan, done, "evaluate")
         samples = counted(found["samples"], "sample")
         of = "" if found["of"] in (None, found["samples"]) else f" of {found['of']}"
         beside = "" if plan.reference is None else f", beside {plan.reference.path}"

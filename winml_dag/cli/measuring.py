@@ -19,11 +19,17 @@ from winml_dag.errors import StageError, UsageError
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.assess.builtmodel import BuiltModel
-    from winml_dag.pipeline.assess.measurement import AssessmentPlan, Measurement, MeasurementGraph
+    from winml_dag.pipeline.assess.measurement import (
+        AssessmentPlan,
+        AssessmentRequest,
+        Measurement,
+        MeasurementGraph,
+    )
     from winml_dag.recipe.load import LoadedRecipe
     from winml_dag.store.store import Store
 
 R = TypeVar("R")
+S = TypeVar("S")
 P = TypeVar("P", bound="AssessmentPlan")
 
 
@@ -59,6 +65,24 @@ def refuse_both(options: Mapping[str, Any], name: str) -> None:
         raise UsageError(f"--{name} and --no-{name} exclude each other.", advice="Give one of them.")
 
 
+def request_for(
+    section: S, base: Path, options: Mapping[str, Any], reference: str = "reference", **others: Any
+) -> AssessmentRequest[S]:
+    """Return the request of a call for *section*; ``--REFERENCE`` and ``--no-REFERENCE`` say what to compare with."""
+    from winml_dag.pipeline.assess.measurement import AssessmentRequest
+
+    return AssessmentRequest(
+        section,
+        base,
+        options["ep"],
+        options["device"],
+        options["ep_option"] or {},
+        options[reference],
+        has_reference=not options[f"no_{reference}"],
+        **others,
+    )
+
+
 def assessed(
     options: Mapping[str, Any], how: How, request: R, plan: Callable[[BuiltModel, R, Store], P]
 ) -> tuple[P, Measurement]:
@@ -75,9 +99,9 @@ def assessed(
     return planned, measured(planned.measurement, store, how, folder=options["output_dir"], timeout_seconds=timeout)
 
 
-def headline(plan: AssessmentPlan, precision: str | None, done: Measurement, verb: str) -> str:
+def headline(plan: AssessmentPlan, done: Measurement, verb: str) -> str:
     """Format ``out/model.onnx (w8a8) on CPUExecutionProvider, cpu: measured live, in 1.2 s``."""
-    what = f"{plan.built.model.path}{f' ({precision})' if precision else ''}"
+    what = f"{plan.built.model.path}{f' ({plan.precision})' if plan.precision else ''}"
     when = f"cached, {verb}d {done.made_at} (--rebuild {verb}s again)"
     if done.is_live:
         when = f"{verb}d live, in {done.elapsed_seconds:.1f} s"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from winml_dag.cli.measuring import (
     headline,
     loaded_recipe,
     refuse_both,
+    request_for,
     run_target_options,
     stage_timeout_option,
 )
@@ -25,8 +27,9 @@ from winml_dag.errors import UsageError
 from winml_dag.store.quantities import counted, size_text
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.assess.measurement import Measurement
-    from winml_dag.pipeline.assess.perf import PerfPlan, PerfRequest
+    from winml_dag.pipeline.assess.measurement import AssessmentRequest, Measurement
+    from winml_dag.pipeline.assess.perf import PerfPlan
+    from winml_dag.recipe.schema import Perf
 
 _FIGURES = ("mean", "p50", "p90", "p99", "min", "max", "std")
 _LABEL = 12
@@ -76,14 +79,13 @@ def command(**options: Any) -> None:
     from winml_dag.pipeline.assess.perf import plan_perf
 
     how = How.of(options)
-    plan, done = assessed(options, how, _request_of(options), plan_perf)
     folder = options["output_dir"]
+    plan, done = assessed(options, how, _request_of(options), partial(plan_perf, draws=folder is not None))
     show(plan.report(done, folder), _lines(plan, done, folder, quiet=how.quiet))
 
 
-def _request_of(options: Mapping[str, Any]) -> PerfRequest:
+def _request_of(options: Mapping[str, Any]) -> AssessmentRequest[Perf]:
     """Return the request for the *options* of a call, by the names of the command's parameters, and for its recipe."""
-    from winml_dag.pipeline.assess.perf import PerfRequest
     from winml_dag.recipe.schema import Perf
 
     refuse_both(options, "baseline")
@@ -95,16 +97,7 @@ def _request_of(options: Mapping[str, Any]) -> PerfRequest:
     for one, other in (("iterations", "duration"), ("input_data", "sizes")):
         if given.keys() & {one, other}:  # an option for either replaces both
             written = {name: value for name, value in written.items() if name not in (one, other)}
-    return PerfRequest(
-        Perf.from_dict({**written, **given}),
-        base,
-        ep=options["ep"],
-        device=options["device"],
-        options=options["ep_option"] or {},
-        baseline=options["baseline"],
-        has_baseline=not options["no_baseline"],
-        draws=options["output_dir"] is not None,
-    )
+    return request_for(Perf.from_dict({**written, **given}), base, options, "baseline")
 
 
 def _lines(plan: PerfPlan, done: Measurement, folder: Path | None, *, quiet: bool) -> Iterator[str]:
@@ -114,7 +107,7 @@ def _lines(plan: PerfPlan, done: Measurement, folder: Path | None, *, quiet: boo
 
     found: Any = done.metrics
     if not quiet:
-        yield headline(plan, plan.precision, done, "measure")
+        yield headline(plan, done, "measure")
     yield from (f"  {label:<{_LABEL}} {text}" for label, text in _numbers(plan, found))
     if quiet:
         # Without this note, the numbers above would be mistaken for the device's.
@@ -131,11 +124,11 @@ def _numbers(plan: PerfPlan, found: Any) -> Iterator[tuple[str, str]]:
     """Yield label and text of each line with numbers."""
     yield "load", _load(found["load"])
     baseline = found["baseline"]
-    if baseline is not None and plan.baseline is not None:
+    if baseline is not None and plan.reference is not None:
         uncompiled = plan.built.uncompiled
-        label = "uncompiled" if uncompiled is not None and plan.baseline.path == uncompiled.path else "baseline"
+        label = "uncompiled" if uncompiled is not None and plan.reference.path == uncompiled.path else "baseline"
         ratio = f"{baseline['times_longer']:.3g} times as long"
-        yield label, f"{_load(baseline['load'])}: {ratio} ({plan.baseline.path.name})"
+        yield label, f"{_load(baseline['load'])}: {ratio} ({plan.reference.path.name})"
     yield "first", f"{_digits(found['first_inference_ms'])} ms, the first inference after loading"
     latency, throughput, memory = found["latency_ms"], found["throughput"], found["memory_bytes"]
     yield "latency, ms", "  ".join(f"{name} {_digits(latency[name])}" for name in _FIGURES)

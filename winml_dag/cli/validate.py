@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,14 +11,22 @@ import click
 
 from winml_dag.cli import Note, show
 from winml_dag.cli.command import FILE, TEXT, Command, folder_option
-from winml_dag.cli.measuring import assessed, built_model_options, loaded_recipe, refuse_both, run_target_options
+from winml_dag.cli.measuring import (
+    assessed,
+    built_model_options,
+    loaded_recipe,
+    refuse_both,
+    request_for,
+    run_target_options,
+)
 from winml_dag.cli.options import How, how_options
 from winml_dag.cli.settings import BOUNDS, VALIDATION
 from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.assess.measurement import Measurement
-    from winml_dag.pipeline.assess.validate import ValidationPlan, ValidationRequest
+    from winml_dag.pipeline.assess.measurement import AssessmentRequest, Measurement
+    from winml_dag.pipeline.assess.validate import ValidationPlan
+    from winml_dag.recipe.schema import Validate
 
 
 @click.command(name="validate", cls=Command, panel="Validation")
@@ -44,13 +53,12 @@ def command(**options: Any) -> None:
     from winml_dag.pipeline.assess.validate import plan_validation
 
     how = How.of(options)
-    plan, done = assessed(options, how, _request_of(options), plan_validation)
+    plan, done = assessed(options, how, _request_of(options), partial(plan_validation, precision=options["precision"]))
     show(plan.report(done), _lines(plan, done, quiet=how.quiet))
 
 
-def _request_of(options: Mapping[str, Any]) -> ValidationRequest:
+def _request_of(options: Mapping[str, Any]) -> AssessmentRequest[Validate]:
     """Return the request for the *options* of a call, by the names of the command's parameters, and for its recipe."""
-    from winml_dag.pipeline.assess.validate import ValidationRequest
     from winml_dag.recipe.schema import Validate
 
     refuse_both(options, "reference")
@@ -59,18 +67,8 @@ def _request_of(options: Mapping[str, Any]) -> ValidationRequest:
     model_id = options["model_id"]
     if model_id is not None and Path(model_id).exists():
         model_id = str(Path(model_id).absolute())
-    return ValidationRequest(
-        section=Validate.from_dict({**written, **VALIDATION.given(options), **BOUNDS.given(options)}),
-        base=base,
-        reference=options["reference"],
-        has_reference=not options["no_reference"],
-        precision=options["precision"],
-        ep=options["ep"],
-        device=options["device"],
-        options=options["ep_option"] or {},
-        task=options["task"],
-        model_id=model_id,
-    )
+    section = Validate.from_dict({**written, **VALIDATION.given(options), **BOUNDS.given(options)})
+    return request_for(section, base, options, task=options["task"], model_id=model_id)
 
 
 def _lines(plan: ValidationPlan, done: Measurement, *, quiet: bool) -> Iterator[str]:

@@ -165,7 +165,7 @@ def analyze(build: Decisions) -> AnalyzeConfig | Skip:
         analyze=AnalyzeFields(propose=proposes),
         target=analyze_target(target, options, standard_only=build.standard_only and proposes),
         optim={name: optim[name] for name in ASKED_ABOUT if name in optim},
-        quant=None if isinstance(quantized, Skip) else _quantized_to(quantized[-1]),
+        quant=None if isinstance(quantized, Skip) else quantized_to(quantized[-1]),
     )
 
 
@@ -181,7 +181,7 @@ def analyze_target(target: Target, options: Mapping[str, str], *, standard_only:
     return AnalyzeTarget(target.ep.name, target.device, kept, standard_domain_only=standard_only, asks=True)
 
 
-def _quantized_to(quantize: QuantizeConfig) -> QuantizedTo | None:
+def quantized_to(quantize: QuantizeConfig) -> QuantizedTo | None:
     """Return the types after the last quantization; None if activation types, and so the nodes, do not change."""
     fields = quantize.quant
     if fields.mode == "fp16":

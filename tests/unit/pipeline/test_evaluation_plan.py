@@ -11,7 +11,8 @@ from pipeline_samples import save_model
 
 from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.pipeline.assess.builtmodel import find_built_model
-from winml_dag.pipeline.assess.eval import EvaluationPlan, EvaluationRequest, eval_section, plan_evaluation
+from winml_dag.pipeline.assess.eval import EvaluationPlan, eval_section, plan_evaluation
+from winml_dag.pipeline.assess.measurement import AssessmentRequest
 from winml_dag.recipe.schema import Eval
 from winml_dag.store.store import Store
 
@@ -26,7 +27,7 @@ def model(tmp_path: Path) -> Path:
 
 def planned(model: Path, said: dict[str, Any], dataset: dict[str, Any] | None = None, **how: Any) -> EvaluationPlan:
     section = eval_section(None, said, {"path": "data.csv"} if dataset is None else dataset)
-    request = EvaluationRequest(section, model.parent, how.pop("options", {}), download=False, **how)
+    request = AssessmentRequest(section, model.parent, download=False, **how)
     return plan_evaluation(find_built_model(model), request, Store(model.parent / "cache"))
 
 

@@ -14,8 +14,8 @@ from winml_dag.engine.keys import cache_key
 from winml_dag.engine.plan import BuildState
 from winml_dag.errors import InputError, UsageError
 from winml_dag.pipeline.assess.builtmodel import find_built_model
-from winml_dag.pipeline.assess.measurement import Measurement, carry_out
-from winml_dag.pipeline.assess.perf import PerfPlan, PerfRequest, plan_perf
+from winml_dag.pipeline.assess.measurement import AssessmentRequest, Measurement, carry_out
+from winml_dag.pipeline.assess.perf import PerfPlan, plan_perf
 from winml_dag.pipeline.host import Host, this_host
 from winml_dag.pipeline.run import BuildOptions
 from winml_dag.recipe.schema import Perf
@@ -34,8 +34,9 @@ def store(tmp_path: Path) -> Store:
 
 
 def plan(path: Path, store: Store, host: Host = HOST, **request: Any) -> PerfPlan:
-    perf = request.pop("perf", {})
-    return plan_perf(find_built_model(path), PerfRequest(Perf(**perf), path.parent, **request), store, host)
+    perf, draws = request.pop("perf", {}), request.pop("draws", False)
+    asked = AssessmentRequest(Perf(**perf), path.parent, **request)
+    return plan_perf(find_built_model(path), asked, store, host, draws=draws)
 
 
 def key(planned: PerfPlan) -> str:
@@ -87,7 +88,7 @@ def test_what_is_read_is_in_the_key(tmp_path: Path, store: Store) -> None:
     keys = [
         key(plan(model, store)),
         key(plan(other, store)),
-        key(plan(model, store, baseline=other)),
+        key(plan(model, store, reference=other)),
         key(plan(model, store, perf={"input_data": "data.npz"})),
     ]
     assert len(set(keys)) == 4
@@ -110,7 +111,7 @@ def test_the_batch_of_a_fixed_model_is_what_is_given_or_what_its_build_fixed(tmp
     built = find_built_model(save(tmp_path / "model.onnx", first=2))
 
     def planned(size: int | None, **settings: Any) -> str:
-        request = PerfRequest(Perf(batch_size=size), tmp_path)
+        request = AssessmentRequest(Perf(batch_size=size), tmp_path)
         return key(plan_perf(replace(built, settings=settings), request, store, HOST))
 
     assert planned(2) == planned(None, export={"batch_size": 2})

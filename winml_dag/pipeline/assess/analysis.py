@@ -29,8 +29,8 @@ from winml_dag.pipeline.decisions import support_of
 from winml_dag.pipeline.layout import NORMALIZED
 from winml_dag.pipeline.line import HERE, ep_place
 from winml_dag.pipeline.normalization import Normalization, RequestedShapes, normalization_for
-from winml_dag.pipeline.quantization import operators_by_default, precision_for, with_precision, with_types
-from winml_dag.pipeline.stageconfigs import analyze_target
+from winml_dag.pipeline.quantization import precision_for, quantize_configs, with_precision, with_types
+from winml_dag.pipeline.stageconfigs import analyze_target, quantized_to
 from winml_dag.recipe.schema import Quant
 from winml_dag.stages.analyze import ANALYZE, AnalyzeConfig, AnalyzeFields, AnalyzeTarget, QuantizedTo
 from winml_dag.stages.normalize import NORMALIZE
@@ -220,19 +220,10 @@ def _config(request: AnalysisRequest, target: Target) -> AnalyzeConfig:
 
 def _quantized_to(name: str, target: Target) -> QuantizedTo | None:
     precision = precision_for(name, target)
-    if precision.mode == "fp16":
-        return QuantizedTo("float16", "float16")
-    if precision.mode != "static":
+    if precision.mode not in ("static", "fp16"):
         return None
     quant = with_types(with_precision(Quant(), precision, target), target)
-    assert quant.activation_type is not None
-    assert quant.weight_type is not None
-    return QuantizedTo(
-        quant.activation_type,
-        quant.weight_type,
-        per_channel=bool(quant.per_channel),
-        op_types=operators_by_default(quant, target),
-    )
+    return quantized_to(quantize_configs(quant, target)[-1])
 
 
 def read_analyses(plan: AnalysisPlan, done: Measurement, store: Store) -> list[TargetAnalysis]:

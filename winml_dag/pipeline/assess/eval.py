@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,13 @@ from winml_dag.pipeline.assess.builtmodel import (
     run_target,
 )
 from winml_dag.pipeline.assess.evalresult import figures, report_of
-from winml_dag.pipeline.assess.measurement import AssessmentPlan, Measurement, measuring_node, plan_measurement
+from winml_dag.pipeline.assess.measurement import (
+    AssessmentPlan,
+    AssessmentRequest,
+    Measurement,
+    measuring_node,
+    plan_measurement,
+)
 from winml_dag.pipeline.data import calibration_source, data_source, packages_of, require_packages
 from winml_dag.pipeline.hub import Asker, find_dataset, has_splits
 from winml_dag.pipeline.model import OnnxFile
@@ -65,32 +71,14 @@ _LABELS = frozenset({"label_mapping", "label_mapping_file"})
 
 
 @dataclass(frozen=True)
-class EvaluationRequest:
-    """How to evaluate a model.
+class EvaluationPlan(AssessmentPlan):
+    """An evaluation ready to run.
 
-    Attributes:
-        section: the recipe section, with the overrides of this run.
-        base: the folder that its paths are relative to.
-        options: provider options that override those the model was built with.
-        bounds: the smallest values, by names of figures.
-        has_reference: also evaluate a float model, if one is available.
-        download: allow fetching a tokenizer or data set from the hub.
+    ``bounds``: the smallest values, by names of figures. ``notices``: what the user should know about it, a sentence
+    each.
     """
 
-    section: Eval
-    base: Path
-    options: Mapping[str, str]
-    bounds: Mapping[str, float] = field(default_factory=dict)
-    has_reference: bool = True
-    download: bool = True
-
-
-@dataclass(frozen=True)
-class EvaluationPlan(AssessmentPlan):
-    """An evaluation ready to run. ``notices``: what the user should know about it, a sentence each."""
-
     task: str | None
-    reference: OnnxFile | StoredModel | None
     notices: tuple[str, ...]
     bounds: Mapping[str, float]
 
@@ -112,7 +100,7 @@ class EvaluationPlan(AssessmentPlan):
         reference = None if self.reference is None else str(self.reference.path)
         finite = {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
         return {
-            **self.head(done, precision=self.built.precision, reference=reference),
+            **self.head(done, precision=self.precision, reference=reference),
             "success": all(keeps.values()),
             **report_of(done),
             "bounds": {
@@ -138,8 +126,12 @@ def eval_section(written: Eval | None, said: Mapping[str, JsonValue], dataset: M
     return Eval.from_dict({**section, **said, "dataset": {**below, **dataset}})
 
 
-def plan_evaluation(built: BuiltModel, request: EvaluationRequest, store: Store) -> EvaluationPlan:
-    """Plan the evaluation of *built* that *request* describes.
+def plan_evaluation(
+    built: BuiltModel, request: AssessmentRequest[Eval], store: Store, *, bounds: Mapping[str, float] | None = None
+) -> EvaluationPlan:
+    """Plan the evaluation of *built* that *request* describes; its section has the target, the task and the reference.
+
+    *bounds*: the smallest values, by names of figures.
 
     Raises:
         UsageError: for a target that is not installed or that the model cannot run on, a task or field that does not
@@ -177,7 +169,7 @@ def plan_evaluation(built: BuiltModel, request: EvaluationRequest, store: Store)
         notices.append(
             "QNN's NPU is emulated on this processor: what is measured is the emulator's arithmetic, and slow."
         )
-    return EvaluationPlan(planned, built, target, task, reference, tuple(notices), request.bounds)
+    return EvaluationPlan(planned, built, target, reference, built.precision, task, tuple(notices), bounds or {})
 
 
 def refuse_unbuilt(section: Eval) -> None:
@@ -222,7 +214,9 @@ def _task(built: BuiltModel, section: Eval) -> str:
     return task
 
 
-def _fields(built: BuiltModel, request: EvaluationRequest, task: str | None, data: Source | None) -> EvaluateFields:
+def _fields(
+    built: BuiltModel, request: AssessmentRequest[Eval], task: str | None, data: Source | None
+) -> EvaluateFields:
     section, dataset = request.section, request.section.dataset
     said = section.task or built.task or ""
     has_columns = data is not None and kind_of(data.files[0].name) in (*TABLES, "npz")
@@ -255,7 +249,7 @@ def _label_mapping(dataset: Dataset, base: Path) -> Mapping[str, int] | None:
     return value
 
 
-def _data(request: EvaluationRequest) -> Source | None:
+def _data(request: AssessmentRequest[Eval]) -> Source | None:
     """Return the inputs to compare on, or the files of the data set: a file, a folder, or a data set of the hub."""
     dataset, inputs = request.section.dataset, request.section.input_data
     if inputs is not None:
@@ -289,7 +283,7 @@ def _data(request: EvaluationRequest) -> Source | None:
     return source
 
 
-def _processor(built: BuiltModel, request: EvaluationRequest, data: Source, task: str | None) -> Source | None:
+def _processor(built: BuiltModel, request: AssessmentRequest[Eval], data: Source, task: str | None) -> Source | None:
     """Return tokenizer, image processor and class names of the named model folder, else of the model's source.
 
     None if neither is available.
@@ -300,7 +294,7 @@ def _processor(built: BuiltModel, request: EvaluationRequest, data: Source, task
     return processor_of(built, named, request.base, download=request.download)
 
 
-def _reference(built: BuiltModel, request: EvaluationRequest, store: Store) -> OnnxFile | StoredModel | None:
+def _reference(built: BuiltModel, request: AssessmentRequest[Eval], store: Store) -> OnnxFile | StoredModel | None:
     """Return the float model: the one the user names, else the one the build made."""
     named = request.section.reference_path
     if named is not None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.events import Observer, StageResult, Status
@@ -28,7 +28,10 @@ from winml_dag.store.digest import Fingerprints
 from winml_dag.store.store import Store
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.assess.builtmodel import BuiltModel
+    from winml_dag.pipeline.assess.builtmodel import BuiltModel, StoredModel
+    from winml_dag.pipeline.model import OnnxFile
+
+S = TypeVar("S")
 
 
 @dataclass(frozen=True)
@@ -94,12 +97,45 @@ class Measurement:
 
 
 @dataclass(frozen=True)
+class AssessmentRequest(Generic[S]):
+    """What to find out about a finished model.
+
+    Attributes:
+        section: the recipe section, with the overrides of this run; its paths are relative to *base*.
+        ep, device: the target to run on; None for the one it was built for.
+        options: provider options that override those it was built with.
+        reference: the model to compare with; None for the one that its build has.
+        has_reference: whether it is compared with any.
+        task: the model's task; None for the one that its build records.
+        model_id: the model whose tokenizer or image processor prepares the inputs; None for that of the build.
+        download: allow fetching a tokenizer or data set from the hub.
+    """
+
+    section: S
+    base: Path
+    ep: str | None = None
+    device: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    reference: Path | None = None
+    has_reference: bool = True
+    task: str | None = None
+    model_id: str | None = None
+    download: bool = True
+
+
+@dataclass(frozen=True)
 class AssessmentPlan:
-    """A measurement ready to run, the model that it examines, and where that runs."""
+    """A measurement ready to run, the model that it examines, and where that runs.
+
+    ``reference``: the model to compare with; None without a comparison. ``precision``: that of the model, or the one
+    whose bounds apply; None if unknown.
+    """
 
     measurement: MeasurementGraph
     built: BuiltModel
     target: Target
+    reference: OnnxFile | StoredModel | None
+    precision: str | None
 
     def report(self, done: Measurement, folder: Path | None = None) -> JsonObject:
         """Return what the command prints as JSON: what was measured, the results, and the files in *folder*."""

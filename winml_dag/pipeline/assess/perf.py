@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,13 @@ from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.inspect import UNKNOWN_DIMENSION, UNKNOWN_RANK
 from winml_dag.onnxmodel.precision import precision_of
 from winml_dag.pipeline.assess.builtmodel import BuiltModel, measured_on, run_target
-from winml_dag.pipeline.assess.measurement import AssessmentPlan, Measurement, measuring_node, plan_measurement
+from winml_dag.pipeline.assess.measurement import (
+    AssessmentPlan,
+    AssessmentRequest,
+    Measurement,
+    measuring_node,
+    plan_measurement,
+)
 from winml_dag.pipeline.host import Host, this_host
 from winml_dag.pipeline.model import OnnxFile
 from winml_dag.recipe.fields import resolve_path
@@ -38,45 +44,19 @@ _ITERATIONS = 100
 
 
 @dataclass(frozen=True)
-class PerfRequest:
-    """How to measure a model.
-
-    Attributes:
-        perf: the recipe section, with the overrides of this run; its path is relative to *base*.
-        ep, device: the target to run on; None for the one it was built for.
-        options: provider options that override those it was built with.
-        baseline: the model whose load time is also measured; None for the one that a compiled model was made from.
-        has_baseline: whether a baseline's load time is measured at all.
-        draws: whether to draw a histogram.
-    """
-
-    perf: Perf
-    base: Path
-    ep: str | None = None
-    device: str | None = None
-    options: Mapping[str, str] = field(default_factory=dict)
-    baseline: Path | None = None
-    has_baseline: bool = True
-    draws: bool = False
-
-
-@dataclass(frozen=True)
 class PerfPlan(AssessmentPlan):
-    """A measurement ready to run, and what it measures.
+    """A measurement ready to run; the load time of ``reference`` is measured, too."""
 
-    ``precision``: that of the build, else the one found in the model; empty if neither is available. ``draws``: whether
-    it outputs a picture.
-    """
-
-    precision: str
-    baseline: OnnxFile | None
-    draws: bool
+    @property
+    def draws(self) -> bool:
+        """Whether it outputs a picture."""
+        return any(node.stage == HISTOGRAM for node in self.measurement.graph.nodes)
 
     def report(self, done: Measurement, folder: Path | None = None) -> JsonObject:
         return {
-            **self.head(done, precision=self.precision or None),
+            **self.head(done, precision=self.precision),
             **done.report,
-            "baseline_model": None if self.baseline is None else str(self.baseline.path),
+            "baseline_model": None if self.reference is None else str(self.reference.path),
             "toolchain": done.toolchain,
             "report": None if folder is None else str(folder / REPORT_FILE),
             "picture": str(folder / PICTURE_FILE) if folder is not None and self.draws else None,
@@ -124,32 +104,40 @@ class PerfResult:
     report: JsonObject
 
 
-def plan_perf(built: BuiltModel, request: PerfRequest, store: Store, host: Host | None = None) -> PerfPlan:
+def plan_perf(
+    built: BuiltModel,
+    request: AssessmentRequest[Perf],
+    store: Store,
+    host: Host | None = None,
+    *,
+    draws: bool = False,
+) -> PerfPlan:
     """Plan the measurement of *built* that *request* describes, on *host*, by default this one.
+
+    The reference is the model that a compiled one was made from. *draws*: draw a histogram, if that is possible here.
 
     Raises:
         UsageError: for a target that is not installed or that the model cannot run on, for options that the provider
             does not have, and for a batch that the model does not take.
         InputError: for a missing baseline or data.
     """
-    target = measured_on(built, request.ep, request.device)
+    target, perf = measured_on(built, request.ep, request.device), request.section
     require_installed(target)
     baseline = _baseline(built, request, target)
     config = PerfConfig(
-        _fields(built, request),
+        _fields(built, perf),
         run_target(built, target, request.options),
         (host or this_host()).identity(device=target.device),
     )
     inputs = {
         "model": built.model.source(),
         "baseline": None if baseline is None else baseline.source(),
-        "data": _data(request),
+        "data": _data(perf, request.base),
     }
     nodes = [measuring_node(PERF, config_json(config), inputs, target, store.fingerprints)]
     path = built.model.path
-    precision = built.precision or precision_of(read_model(path)).name
-    draws = request.draws and distribution_version("matplotlib") is not None
-    if draws:
+    precision = built.precision or precision_of(read_model(path)).name or None
+    if draws and distribution_version("matplotlib") is not None:
         # The folder is in the title because most models have the same file name.
         named = f"{path.resolve().parent.name}/{path.name} ({precision or 'precision unknown'})"
         title = config_json(HistogramConfig(f"{named} on {target.ep.name} ({target.device})"))
@@ -158,7 +146,7 @@ def plan_perf(built: BuiltModel, request: PerfRequest, store: Store, host: Host 
     # The scope includes the target: a comparison across providers would list too many differences.
     scope = f"perf {path.resolve()}\n{target.ep.alias} {target.device}"
     planned = plan_measurement(nodes, inputs.values(), store.fingerprints, scope)
-    return PerfPlan(planned, built, target, precision, baseline, draws)
+    return PerfPlan(planned, built, target, baseline, precision)
 
 
 def perf_result(done: Measurement) -> PerfResult:
@@ -180,8 +168,8 @@ def perf_result(done: Measurement) -> PerfResult:
     )
 
 
-def _fields(built: BuiltModel, request: PerfRequest) -> PerfFields:
-    model, perf = built.model, request.perf
+def _fields(built: BuiltModel, perf: Perf) -> PerfFields:
+    model = built.model
     for spec in model.summary.inputs if perf.batch_size is not None else ():
         takes_any = bool(spec.shape) and isinstance(spec.shape[0], str)
         if not takes_any and spec.shape[:1] != (perf.batch_size,):
@@ -196,7 +184,7 @@ def _fields(built: BuiltModel, request: PerfRequest) -> PerfFields:
         duration=perf.duration,
         threads=perf.threads,
         batch_size=_built_batch(built) if perf.batch_size is None else perf.batch_size,
-        sizes=_sizes(model, request),
+        sizes=_sizes(model, perf),
         seed=perf.seed if perf.input_data is None else None,
         loads=perf.loads,
     )
@@ -210,14 +198,14 @@ def _built_batch(built: BuiltModel) -> int | None:
     return size if isinstance(size, int) and fits and size != 1 else None
 
 
-def _sizes(model: OnnxFile, request: PerfRequest) -> Mapping[str, int]:
+def _sizes(model: OnnxFile, perf: Perf) -> Mapping[str, int]:
     """Return the sizes of the axes of random inputs.
 
     Raises:
         UsageError: for an axis that the model does not have, or its first, and when the inputs are given.
     """
-    sizes = request.perf.sizes
-    if sizes and request.perf.input_data is not None:
+    sizes = perf.sizes
+    if sizes and perf.input_data is not None:
         raise UsageError("perf.sizes is for random inputs, and perf.input_data has sizes of its own.")
     known = {size for spec in model.summary.inputs for size in spec.shape[1:] if isinstance(size, str)}
     for name in sizes.keys() - (known - {UNKNOWN_DIMENSION, UNKNOWN_RANK}):
@@ -229,22 +217,22 @@ def _sizes(model: OnnxFile, request: PerfRequest) -> Mapping[str, int]:
     return sizes
 
 
-def _baseline(built: BuiltModel, request: PerfRequest, target: Target) -> OnnxFile | None:
-    if not request.has_baseline:
+def _baseline(built: BuiltModel, request: AssessmentRequest[Perf], target: Target) -> OnnxFile | None:
+    if not request.has_reference:
         return None
-    if request.baseline is None:
+    if request.reference is None:
         return built.uncompiled
-    baseline = OnnxFile.at(request.baseline)
+    baseline = OnnxFile.at(request.reference)
     made_for = {context.source for context in baseline.summary.ep_context} - {"", target.ep.name}
     if baseline.kind == artifact_types.COMPILED_MODEL and made_for:
-        raise UsageError(f"{request.baseline} is compiled for {', '.join(sorted(made_for))}, not for {target.ep.name}.")
+        raise UsageError(f"{baseline.path} is compiled for {', '.join(sorted(made_for))}, not for {target.ep.name}.")
     return baseline
 
 
-def _data(request: PerfRequest) -> Source | None:
-    if request.perf.input_data is None:
+def _data(perf: Perf, base: Path) -> Source | None:
+    if perf.input_data is None:
         return None
-    path = resolve_path(request.base, request.perf.input_data)
+    path = resolve_path(base, perf.input_data)
     if path.suffix.casefold() != ".npz" or not path.is_file():
         what = "does not exist" if not path.exists() else "is no .npz file"
         raise InputError(f"perf.input_data: {path} {what}.", advice="Save inputs by their names with numpy.savez.")

@@ -25,7 +25,13 @@ from winml_dag.pipeline.assess.builtmodel import (
     reference_at,
     run_target,
 )
-from winml_dag.pipeline.assess.measurement import AssessmentPlan, Measurement, measuring_node, plan_measurement
+from winml_dag.pipeline.assess.measurement import (
+    AssessmentPlan,
+    AssessmentRequest,
+    Measurement,
+    measuring_node,
+    plan_measurement,
+)
 from winml_dag.pipeline.buildgraph import prefixed
 from winml_dag.pipeline.data import calibration_source, columns_of, packages_of, require_packages
 from winml_dag.pipeline.layout import RANGES
@@ -43,38 +49,9 @@ _WITHOUT_RANGES = ("dynamic", "rtn", "fp16")
 
 
 @dataclass(frozen=True)
-class ValidationRequest:
-    """How to validate a model.
-
-    Attributes:
-        section: the recipe section, with the overrides of this run; its paths are relative to *base*.
-        reference: the model to compare with; None for the one that its build kept.
-        has_reference: whether it is compared with anything.
-        precision: the precision whose bounds apply; None for that of the model.
-        ep, device: the target it runs on; None for the one it was built for.
-        options: provider options that override those the model was built with.
-        task: the model's task; None for the one that its build records.
-        model_id: the model whose tokenizer or image processor prepares the inputs; None for that of the build.
-    """
-
-    section: Validate
-    base: Path
-    reference: Path | None
-    has_reference: bool
-    precision: str | None
-    ep: str | None
-    device: str | None
-    options: Mapping[str, str]
-    task: str | None
-    model_id: str | None
-
-
-@dataclass(frozen=True)
 class ValidationPlan(AssessmentPlan):
-    """A validation ready to run. ``reference``: the model to compare with; None without a comparison."""
+    """A validation ready to run."""
 
-    precision: str
-    reference: OnnxFile | StoredModel | None
     bounds: Bounds
 
     def report(self, done: Measurement, folder: Path | None = None) -> JsonObject:  # noqa: ARG002 - it names no file
@@ -83,8 +60,10 @@ class ValidationPlan(AssessmentPlan):
         return {**head, **done.report, "toolchain": done.toolchain, "errors": []}
 
 
-def plan_validation(built: BuiltModel, request: ValidationRequest, store: Store) -> ValidationPlan:
-    """Plan the validation of *built* that *request* describes.
+def plan_validation(
+    built: BuiltModel, request: AssessmentRequest[Validate], store: Store, precision: str | None = None
+) -> ValidationPlan:
+    """Plan the validation of *built* that *request* describes, with the bounds of *precision*, by default its own.
 
     Raises:
         UsageError: for a target that is not installed or that the model cannot run on, and for bounds without a
@@ -94,7 +73,7 @@ def plan_validation(built: BuiltModel, request: ValidationRequest, store: Store)
     target = measured_on(built, request.ep, request.device)
     require_installed(target)
     reference = _reference(built, request, target, store)
-    precision = _precision(built, request, reference)
+    precision = parse_precision(precision).name if precision is not None else _precision(built, reference)
     data = processor = kind = None
     if request.section.input_data is not None:
         data = calibration_source(resolve_path(request.base, request.section.input_data), "validate.input_data")
@@ -102,7 +81,7 @@ def plan_validation(built: BuiltModel, request: ValidationRequest, store: Store)
         require_packages(kind)
         # Arrays are used as inputs without a processor.
         if request.model_id is not None or kind not in ("npz", "npy"):
-            processor = processor_of(built, request.model_id, request.base, download=True)
+            processor = processor_of(built, request.model_id, request.base, download=request.download)
     fields = _fields(built, request, precision, data, has_reference=reference is not None, in_half=target.ep != CPU)
     columns = columns_of(Quant(), request.task or built.task) if kind in TABLES else None
     config = ValidateConfig(
@@ -121,11 +100,11 @@ def plan_validation(built: BuiltModel, request: ValidationRequest, store: Store)
     node = measuring_node(VALIDATE, config_json(config), inputs, target, store.fingerprints, packages)
     scope = f"validate {built.model.path.resolve()}"
     planned = plan_measurement([node], inputs.values(), store.fingerprints, scope)
-    return ValidationPlan(planned, built, target, precision, reference, fields.bounds)
+    return ValidationPlan(planned, built, target, reference, precision, fields.bounds)
 
 
 def _reference(
-    built: BuiltModel, request: ValidationRequest, target: Target, store: Store
+    built: BuiltModel, request: AssessmentRequest[Validate], target: Target, store: Store
 ) -> OnnxFile | StoredModel | None:
     """Return the reference: the user's, else the float model of the build, else the model itself on the CPU.
 
@@ -142,10 +121,8 @@ def _reference(
     return None if target.ep == CPU or itself.kind == artifact_types.COMPILED_MODEL else itself
 
 
-def _precision(built: BuiltModel, request: ValidationRequest, reference: OnnxFile | StoredModel | None) -> str:
+def _precision(built: BuiltModel, reference: OnnxFile | StoredModel | None) -> str:
     """Return the precision whose bounds apply; none for a model that is compared with itself."""
-    if request.precision is not None:
-        return parse_precision(request.precision).name
     if reference is not None and reference.path == built.model.path:
         return AS_IT_IS
     return built.precision or precision_of(read_model(built.model.path)).name or AS_IT_IS
@@ -153,7 +130,7 @@ def _precision(built: BuiltModel, request: ValidationRequest, reference: OnnxFil
 
 def _fields(
     built: BuiltModel,
-    request: ValidationRequest,
+    request: AssessmentRequest[Validate],
     precision: str,
     data: Source | None,
     *,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from winml_dag.errors import WinmlDagError
-from winml_dag.pipeline.assess.measurement import AssessmentPlan, MeasurementJob
+from winml_dag.pipeline.assess.measurement import AssessmentPlan, AssessmentRequest, MeasurementJob
 from winml_dag.pipeline.documents import BuildManifest, EvalReport, Figures, MetricReport, PerfReport
 from winml_dag.pipeline.manifest import read_manifest
 from winml_dag.pipeline.run import Driver
@@ -52,19 +52,19 @@ def measure_cells(
     """
     # Imported here: most sweeps measure nothing.
     from winml_dag.pipeline.assess.builtmodel import find_built_model
-    from winml_dag.pipeline.assess.eval import EvaluationRequest, eval_section, plan_evaluation
-    from winml_dag.pipeline.assess.perf import PerfRequest, plan_perf
+    from winml_dag.pipeline.assess.eval import eval_section, plan_evaluation
+    from winml_dag.pipeline.assess.perf import plan_perf
     from winml_dag.pipeline.host import this_host
 
     host, store = this_host(), driver.store
 
     def perf(cell: Finished) -> AssessmentPlan:
-        request = PerfRequest(cell.recipe.recipe.perf, cell.recipe.path.parent)
+        request = AssessmentRequest(cell.recipe.recipe.perf, cell.recipe.path.parent)
         return plan_perf(find_built_model(cell.folder), request, store, host)
 
     def evaluation(cell: Finished) -> AssessmentPlan:
         section = eval_section(cell.recipe.recipe.eval, {}, {})
-        request = EvaluationRequest(section, cell.recipe.path.parent, {}, download=False)
+        request = AssessmentRequest(section, cell.recipe.path.parent, download=False)
         return plan_evaluation(find_built_model(cell.folder), request, store)
 
     speeds: Mapping[str, Measured] = {}
