@@ -115,6 +115,9 @@ UNARY.case("Pow-half")(lambda g: g.output(g.add("Pow", g.input(shape=(4, 16), lo
 UNARY.case("Pow-int-exponent")(lambda g: _after_dense(g, "Pow", g.const(2, np.int64)))
 UNARY.case("Clip-6")(lambda g: _between(g, "Clip", g.const(0.0), g.const(6.0)))
 UNARY.case("LayerNormalization")(lambda g: _after_dense(g, "LayerNormalization", g.const(np.ones(16)), g.weight(16)))
+UNARY.case("LayerNormalization-2-axes")(
+    lambda g: _between(g, "LayerNormalization", g.const(np.ones((8, 8))), g.weight(8, 8), axis=2)
+)
 UNARY.case("GroupNormalization", 21)(
     lambda g: _between(g, "GroupNormalization", g.const(np.ones(4)), g.weight(4), num_groups=2)
 )

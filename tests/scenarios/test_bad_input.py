@@ -186,7 +186,7 @@ def test_a_recipe_that_cannot_be_is_refused_for_all_its_mistakes(
             "optimize.0 failed: onnxruntime cannot load the model: Duplicate definition of",
         ),
         ("y = Softmax<axis = 7>(x)", "fp32", "Softmax node without a name: 'axis' must be in [-2 , 1]"),
-        ("y = other.Thing(x)", "fp32", "other:Thing(-1) is not a registered function/op"),
+        ("y = other.Thing(x)", "fp32", "without libraries of further operators"),
         (
             "s = Shape(x) i = Gather(s, nine) y = Reshape(x, i)",
             "w8a8",
@@ -208,6 +208,21 @@ def test_what_a_library_says_of_a_model_is_told_as_a_sentence(
     assert told in said
     raw = ("ONNXRuntimeError", "onnxruntime_src", "::", ".cc:", ".h:", "Error", "Status Message", "<class", "  | ")
     assert not [part for part in raw if part in said], said
+
+
+@pytest.mark.parametrize("precision", ["fp32", "w8a8"])
+def test_an_opset_that_onnxruntime_does_not_run_is_refused_with_one_that_it_does(
+    shell: Shell, commands: OneProcess, precision: str
+) -> None:
+    save(
+        Path("model.onnx"),
+        '<ir_version: 4, opset_import: ["" : 6]> g (float[3, 4] x) => (float[3, 4] y) <float[3] f = {2.0, 3.0, 4.0}>'
+        " { y = Mul<broadcast = 1, axis = 0>(x, f) }",
+    )
+    code, said = shell.by(commands, "build", "--onnx", "model.onnx", "-p", precision, "-o", "out")
+    assert code == 1
+    assert "Could not find an implementation for Mul(6)" in said
+    assert "Export it in opset 17 or later: onnxruntime runs models from opset 7 on" in said
 
 
 def test_a_cache_that_is_not_to_be_cleared_after_all_and_one_without_a_name(

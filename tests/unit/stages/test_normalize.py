@@ -209,6 +209,16 @@ def test_an_old_operator_computes_in_the_later_opset_what_it_did(tmp_path: Path,
         np.testing.assert_allclose(outputs(path, x=x)[0], outputs(source, x=x)[0], rtol=1e-6)
 
 
+def test_a_model_too_old_for_onnxruntime_is_not_converted_since_nothing_shows_whether_that_is_right(
+    tmp_path: Path,
+) -> None:
+    """The converter of onnx 1.21 stretches another axis than the one named here."""
+    text = "g (float[1, 3, 2, 2] x) => (float[1, 3, 2, 2] y) { y = Mul<broadcast = 1, axis = 1>(x, f) }"
+    _, metrics = normalize(tmp_path, old(text, 6, f=np.array([2, 3, 4], np.float32)), RAISED)
+    assert (metrics["opset_before"], metrics["opset_after"]) == (6, 6)
+    assert "Mul(6)" in metrics["opset_kept_because"]
+
+
 def test_names_metadata_and_other_domains_survive_the_converter(tmp_path: Path) -> None:
     model = onnx.parser.parse_model(
         '<ir_version: 6, opset_import: ["": 11, "com.microsoft": 1]>'

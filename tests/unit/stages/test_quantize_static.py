@@ -137,6 +137,23 @@ def test_what_cannot_be_done_as_asked_is_refused(tmp_path, ranges, fields, messa
     assert advice in caught.value.advice
 
 
+def test_operators_on_categories_stay_in_float(tmp_path):
+    scaler = "ai.onnx.ml.Scaler<offset = [0.0], scale = [2.0]>(x)"
+    scaled, multiplied = (
+        onnx.parser.parse_model(
+            '<ir_version: 8, opset_import: ["" : 17, "ai.onnx.ml" : 1]> g (float[1, 4] x) => (float[1, 4] y) '
+            f"{{ {nodes} }}"
+        )
+        for nodes in (f"y = {scaler}", f"h = {scaler} y = Mul(h, h)")
+    )
+    data = {"x": np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)}
+    ranges = [calibrate(tmp_path, model, data) for model in (scaled, multiplied)]
+    result = quantize(tmp_path, multiplied, "static", ranges[1], "onnxruntime", **W8A8)
+    assert result.metrics["nodes_skipped_by_type"] == {"Scaler": 1}
+    with pytest.raises(StageError, match="No node of the model could be quantized"):
+        quantize(tmp_path, scaled, "static", ranges[0], "onnxruntime", **W8A8)
+
+
 def test_a_tensor_without_a_range_is_refused_and_none_is_made_up(tmp_path):
     ranges = calibrate(tmp_path, text_model(), token_ids(2))
     content = json.loads(ranges.content)

@@ -53,6 +53,12 @@ def raise_opset(model: ModelProto) -> tuple[ModelProto, bool, str | None]:
         return model, False, "the converter takes neither functions nor sparse tensors"
     save_model(model, _BEFORE_FILE)
     try:
+        open_session(_BEFORE_FILE, "it")
+    except StageError as error:
+        # Nothing to compare with. That matters below opset 7, which onnxruntime does not run: for an axis of
+        # broadcasting that the operators have there, the converter stretches the wrong one.
+        return model, False, error.message
+    try:
         expected = _outputs(_BEFORE_FILE)
     except (StageError, InputError):
         expected = None

@@ -8,6 +8,7 @@ partitions, compiled in 528 s instead of 1 s).
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Set
 from pathlib import Path
@@ -23,6 +24,7 @@ from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.files import use_short_domain, with_shapes
 from winml_dag.onnxmodel.graph import all_graphs, all_nodes, standard_opset
 from winml_dag.onnxmodel.graphfile import read_model
+from winml_dag.onnxmodel.inspect import inspect_model
 from winml_dag.onnxmodel.protos import Naming, graphs_of, nodes_of, read_inside, rename_values
 from winml_dag.stages.optimize import PORTABLE
 
@@ -31,6 +33,9 @@ _NEXT_LEVEL = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
 # The name prefix of the casts that onnxruntime adds around operators without a float16 CPU kernel.
 _INSERTED_CAST = "InsertedPrecisionFreeCast_"
 _INLINE_BELOW_BYTES = 1024
+# Of earlier opsets, onnxruntime has only operators that have not changed since.
+_FIRST_OPSET = 7
+_UNKNOWN_OPERATOR = re.compile("is not a registered function/op|No opset import for domain")
 
 IN_HALF_PRECISION = "it computes in float16, which onnxruntime would surround with casts to float32"
 
@@ -185,15 +190,20 @@ def _cannot(source: Path, error: Exception) -> StageError:
     if isinstance(error, NotImplemented):
         return StageError(
             f"onnxruntime's CPU provider, which optimizes models, cannot run the model: {said}.",
-            advice="For a target that runs this operator, set skip_optimize (--no-optimize).",
+            advice="For a target that runs this operator, set skip_optimize (--no-optimize)."
+            if inspect_model(source).opsets.get("", 0) >= _FIRST_OPSET
+            else f"Export it in opset 17 or later: onnxruntime runs models from opset {_FIRST_OPSET} on.",
         )
     try:
         open_session(source, "the model")
     except StageError:
-        return StageError(
-            f"onnxruntime cannot load the model: {said}.",
-            advice="Correct the model or export it again: onnxruntime refuses it for every target.",
-        )
+        advice = "Correct the model or export it again: onnxruntime refuses it for every target."
+        if _UNKNOWN_OPERATOR.search(said):
+            advice = (
+                "Builds run onnxruntime without libraries of further operators, such as onnxruntime-extensions. Cut"
+                " these nodes, often pre- or postprocessing, from the model."
+            )
+        return StageError(f"onnxruntime cannot load the model: {said}.", advice=advice)
     return StageError(
         f"onnxruntime cannot optimize the model: {said}.",
         advice="It loads unoptimized: set skip_optimize (--no-optimize) to use it as it is.",

@@ -133,13 +133,15 @@ def whole_tensors(graph: GraphProto, weight_type: QuantType) -> TensorOverrides:
 
     Such weights get one scale. onnxruntime uses axis 1 for every constant of MatMul, even on the left or with more than
     two axes, for which no integer kernel takes several scales. It also uses axis 1 for ConvTranspose, which with groups
-    has only some of the channels that the bias has.
+    has only some of the channels that the bias has. The bias of a LayerNormalization over several axes has no channels.
     """
     constants = {tensor.name: len(tensor.dims) for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT}
 
     def has_other_channels(node: NodeProto, position: int) -> bool:
         if node.op_type == "MatMul":
             return position == 0 or constants[node.input[1]] != 2
+        if node.op_type == "LayerNormalization":
+            return position == 1 and constants[node.input[1]] > 1
         groups = next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1)
         return node.op_type == "ConvTranspose" and position == 1 and groups > 1
 

@@ -24,7 +24,7 @@ from winml_dag.errors import StageError
 from winml_dag.onnxmodel.graph import CHANNEL_AXES, standard_opset
 from winml_dag.onnxmodel.protos import constant_tensors, graphs_of, without_weights
 from winml_dag.recipe.precision import type_bits
-from winml_dag.stages.float_model import compute_nodes_inside, float_tensors
+from winml_dag.stages.float_model import compute_nodes, compute_nodes_inside, float_tensors
 from winml_dag.stages.normalize import FIRST_OPSET
 from winml_dag.stages.quantize import NodeTypes, QuantizeFields, QuantizeTarget
 from winml_dag.stages.quantize.channels import ChannelQuantizer
@@ -149,6 +149,8 @@ def _matmul_weights(graph: GraphProto) -> list[str]:
     return [name for name in matrices if uses[name] == {("MatMul", 1)}]
 
 
+# Trees, and encoders of categories: a rounded category is another one.
+_CLASSICAL = "ai.onnx.ml"
 # The first opset of the standard with Q and DQ.
 _INTEGERS_FROM = 10
 
@@ -160,7 +162,7 @@ def insert_qdq(model: ModelProto, ranges: Ranges, fields: QuantizeFields, target
         StageError: types cannot be combined, a tensor has no range, or the result differs from what was requested.
     """
     graph, opset = model.graph, standard_opset(model)
-    if opset < _INTEGERS_FROM:
+    if 0 < opset < _INTEGERS_FROM:
         raise StageError(
             f"The model is written in opset {opset}, and ONNX has integer operators from opset {_INTEGERS_FROM} on.",
             advice="Export it with opset 17 or later, or convert it with onnx.version_converter.",
@@ -175,6 +177,10 @@ def insert_qdq(model: ModelProto, ranges: Ranges, fields: QuantizeFields, target
     for node in (node for each in graphs_of(graph) for node in each.node):
         if not {*node.input, *node.output}.isdisjoint(ranges.infinite):
             reasons.setdefault(identity(node), "infinite on the calibration data")
+        elif node.domain == _CLASSICAL:
+            reasons.setdefault(identity(node), f"operators of {_CLASSICAL} have no integer form")
+    if all(identity(node) in reasons for node in compute_nodes(graph)):
+        raise nothing_left("No node of the model could be quantized.", fields)
 
     def taken(node: NodeProto) -> bool:
         return identity(node) not in reasons
