@@ -17,9 +17,10 @@ from typing import Any
 
 import pytest
 import yaml
-from filelock import FileLock
 from oneprocess import OneProcess
 from scenario import Project
+
+from winml_dag.store.locks import Locks
 
 RECIPE: dict[str, Any] = {
     "model": "model",
@@ -57,7 +58,7 @@ def built_project(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess
     if "PYTEST_XDIST_WORKER" in os.environ:
         base = base.parent
     project = Project(base / "built", commands)
-    with FileLock(f"{project.folder}.lock"):
+    with Locks(base).hold("built"):
         done = base / "built.done"
         if not done.exists():
             _build_first(project)

@@ -1,21 +1,20 @@
 """Named locks between processes and threads; the operating system releases them when their owner dies.
 
-A lock is a byte of one file if the system supports that (Linux), otherwise a file of its own. Such a file is kept when
-its lock is released, until :meth:`Locks.remove_free` removes those that nobody holds. That is safe: a process that
-opened a file which is removed before it gains the lock notices that the file has no name any more and starts again
-(filelock checks that), so no two processes can hold locks on two files with one name. Windows does not remove a file
-that is open.
+A lock is a file, which its holder removes when it releases the lock. Another process may have opened that file before,
+and gains the lock of a file without a name: it notices that and starts again, so no two processes hold locks on two
+files with one name. The file of a killed process stays until the lock is used again, or :meth:`Locks.remove_free`.
 
 Scratch folders, one per run, have a lock each. They are removed when the run ends, or by the next run if their owner
 was killed.
 """
 
+# os functions with string paths: 4000 stages are 4000 claims.
+# ruff: noqa: PTH108, PTH110
+
 from __future__ import annotations
 
-import hashlib
 import os
 import re
-import struct
 import sys
 import threading
 import time
@@ -27,100 +26,69 @@ from pathlib import Path
 from winml_dag.errors import Interrupted, StoreError
 from winml_dag.store.files import in_words, remove_tree
 
-# Locks by number in one file: one byte each, held through an open file description (Linux).
-#
-# A lock costs 1 us instead of 300 us for a file of its own, and leaves nothing behind: 4000 stages are 4000 claims.
-# Ordinary POSIX locks would not work, since a process loses all of them when any part of it closes the file.
+if sys.platform == "win32":
+    import msvcrt
 
-
-# Byte 2**62 and all after it are never locked.
-_BYTES = 1 << 62
-_ALL = -1
-
-
-class Ranges:
-    """Exclusive locks on the bytes of *file*, which is created if necessary; one thread of one process holds each.
-
-    Every method raises OSError when the file cannot be created or locked.
-    """
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self._lock = threading.Lock()
-        # The thread that holds each number.
-        self._held: dict[int, int] = {}
-        self._descriptor = -1
-        self._owner = -1
-
-    def acquire(self, number: int) -> bool:
-        """Lock byte *number* if it is free, without waiting."""
-        with self._lock:
-            if number in self._held or _ALL in self._held or not self._set(number, 1, exclusive=True):
-                return False
-            self._held[number] = threading.get_ident()
-            return True
-
-    def is_mine(self, number: int) -> bool:
-        return self._held.get(number) == threading.get_ident()
-
-    def release(self, number: int) -> None:
-        with self._lock:
-            del self._held[number]
-            self._set(number, 1, exclusive=False)
-
-    def acquire_all(self) -> bool:
-        """Lock every byte if none is locked, without waiting."""
-        with self._lock:
-            if self._held or not self._set(0, _BYTES, exclusive=True):
-                return False
-            self._held[_ALL] = threading.get_ident()
-            return True
-
-    def release_all(self) -> None:
-        with self._lock:
-            del self._held[_ALL]
-            self._set(0, _BYTES, exclusive=False)
-
-    def __del__(self) -> None:
-        if self._owner == os.getpid():
-            with suppress(OSError):
-                os.close(self._descriptor)
-
-    def _set(self, start: int, length: int, *, exclusive: bool) -> bool:
-        if self._owner != os.getpid():
-            # A forked child shares the description, and so the locks, of its parent.
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            self._owner = os.getpid()
-        return _set_lock(self._descriptor, start, length, exclusive=exclusive)
-
-
-if sys.platform == "linux":
-    import fcntl
-
-    AVAILABLE = hasattr(fcntl, "F_OFD_SETLK")
-    # struct flock: type, whence, start, length, process.
-    _FLOCK = struct.Struct("hhqqi4x")
-
-    def _set_lock(descriptor: int, start: int, length: int, *, exclusive: bool) -> bool:
-        kind = fcntl.F_WRLCK if exclusive else fcntl.F_UNLCK
+    def _lock(descriptor: int) -> bool:
         try:
-            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, start, length, 0))
-        except (BlockingIOError, PermissionError):
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        except OSError:
             return False
         return True
 
-else:
-    AVAILABLE = False
+    def _release(descriptor: int, path: str) -> None:
+        msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)
+        os.close(descriptor)
+        # Windows removes no open file: not by its holder, and not while another process waits for it.
+        with suppress(OSError):
+            os.unlink(path)
 
-    def _set_lock(descriptor: int, start: int, length: int, *, exclusive: bool) -> bool:
-        raise NotImplementedError("Only Linux has such locks.")
+else:
+    import fcntl
+
+    def _lock(descriptor: int) -> bool:
+        try:
+            # Belongs to this descriptor: it keeps out other threads too, and does not end with other descriptors.
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _release(descriptor: int, path: str) -> None:
+        # While it is held: a process that gains the lock next must find that its file has no name.
+        with suppress(OSError):
+            os.unlink(path)
+        os.close(descriptor)
+
+
+def _acquire(path: str) -> int | None:
+    """The descriptor of the locked file at *path*, created if necessary; None while another descriptor has the lock."""
+    while True:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
+            continue
+        except PermissionError:
+            # Windows, about a file that is being removed.
+            if os.name != "nt" or not os.path.exists(path):
+                raise
+            return None
+        is_locked = False
+        try:
+            if not _lock(descriptor):
+                return None
+            is_locked = os.fstat(descriptor).st_nlink > 0
+            if is_locked:
+                return descriptor
+        finally:
+            if not is_locked:
+                os.close(descriptor)
 
 
 _SUFFIX = ".lock"
 _GATE = "gate"
-_KEYS = "keys"
-# How long a process that waits for a key sleeps between attempts: briefly at first, later long enough to cost nothing.
+# How long a process that waits for a lock sleeps between attempts: briefly at first, later long enough to cost nothing.
 _SHORTEST_NAP, _LONGEST_NAP = 0.001, 0.05
 
 
@@ -131,7 +99,8 @@ def never() -> bool:
 class Locks:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._ranges = Ranges(folder / _KEYS) if AVAILABLE else None
+        # The thread that holds each.
+        self._held: dict[str, int] = {}
 
     @contextmanager
     def hold(self, name: str, gives_up: Callable[[], bool] = never) -> Iterator[None]:
@@ -165,8 +134,8 @@ class Locks:
     def hold_in_use(self, name: str, gives_up: Callable[[], bool] = never) -> Iterator[None]:
         """Hold *name* so that :meth:`hold_unused` respects it. Raises as :meth:`hold` does."""
         with self.hold(name, gives_up):
-            if self._ranges is None:
-                # Only pass it: :meth:`hold_unused` sees the lock of an earlier holder, and a later one waits here.
+            # Only pass the gate: :meth:`hold_unused` sees the lock of an earlier holder, and a later one waits here.
+            if os.path.exists(self._path(_GATE)):
                 with self.hold(_GATE, gives_up):
                     pass
             yield
@@ -178,77 +147,42 @@ class Locks:
         Raises:
             StoreError: when somebody holds a lock. Waiting instead could silently take hours.
         """
-        if self._ranges is not None:
-            with in_words("Cannot lock the cache"):
-                if not self._ranges.acquire_all():
-                    raise _in_use()
-            try:
-                yield
-            finally:
-                self._ranges.release_all()
-            return
         with self.hold(_GATE):
-            for file in sorted(self._folder.glob(f"*{_SUFFIX}")):
-                if file.stem == _GATE:
-                    continue
-                with self.try_hold(file.stem) as free:
+            for name in self._names():
+                with self.try_hold(name) as free:
                     if not free:
-                        raise _in_use()
+                        raise StoreError("The cache is in use.", advice="Wait for the running builds, or stop them.")
             yield
 
-    def remove_free(self) -> int:
-        """Remove the files of all locks that nobody holds; returns how many."""
-        count = 0
-        for file in sorted(self._folder.glob(f"*{_SUFFIX}")):
-            with self.try_hold(file.stem) as free:
-                # While it is held: a process that gains the lock next must find that its file has no name.
-                gone = free and os.name != "nt" and self.discard(file.stem)
-            # On Windows only after closing it here; it stays if another process has it open.
-            count += gone or (free and os.name == "nt" and self.discard(file.stem))
-        return count
+    def remove_free(self) -> None:
+        """Remove the files of all locks that nobody holds, which killed processes have left."""
+        for name in self._names():
+            with self.try_hold(name):
+                pass
 
-    def discard(self, name: str) -> bool:
-        """Remove the file of a lock; False if that is not possible."""
-        try:
-            (self._folder / f"{name}{_SUFFIX}").unlink()
-        except OSError:
-            return False
-        return True
+    def _names(self) -> list[str]:
+        names = (file.stem for file in sorted(self._folder.glob(f"*{_SUFFIX}")))
+        return [name for name in names if name != _GATE]
 
-    def _acquire(self, name: str, gives_up: Callable[[], bool] | None) -> Callable[[], object] | None:
+    def _path(self, name: str) -> str:
+        return f"{self._folder}{os.sep}{name}{_SUFFIX}"
+
+    def _acquire(self, name: str, gives_up: Callable[[], bool] | None) -> Callable[[], None] | None:
         """Hold *name*; returns what releases it, or None when it is given up, without *gives_up* at once."""
-        if self._ranges is None:
-            return self._acquire_file(name, gives_up)
-        if self._ranges.is_mine(_ALL):
-            return lambda: None  # it is held, and released with all others
-        # Two names with the same number would only wait for each other.
-        number = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "big")
-        nap = _SHORTEST_NAP
-        while not self._ranges.acquire(number):
-            if gives_up is not None and self._ranges.is_mine(number):
+        path, nap = self._path(name), _SHORTEST_NAP
+        while (descriptor := _acquire(path)) is None:
+            if gives_up is not None and self._held.get(name) == threading.get_ident():
                 raise RuntimeError(f"This thread holds {name} already and would wait for itself.")
             if gives_up is None or gives_up():
                 return None
             time.sleep(nap)
             nap = min(2 * nap, _LONGEST_NAP)
-        return partial(self._ranges.release, number)
+        self._held[name] = threading.get_ident()
+        return partial(self._give_back, name, descriptor)
 
-    def _acquire_file(self, name: str, gives_up: Callable[[], bool] | None) -> Callable[[], object] | None:
-        # Imported here: it costs 40 ms, and plans and reports lock nothing.
-        from filelock import FileLock, Timeout
-
-        self._folder.mkdir(parents=True, exist_ok=True)
-        # A new object each time, so that threads exclude each other as processes do.
-        lock = FileLock(self._folder / f"{name}{_SUFFIX}", thread_local=False)
-        try:
-            lock.acquire(blocking=gives_up is not None, cancel_check=gives_up)
-        except Timeout:
-            return None
-        return lock.release
-
-
-def _in_use() -> StoreError:
-    return StoreError("The cache is in use.", advice="Wait for the running builds, or stop them.")
+    def _give_back(self, name: str, descriptor: int) -> None:
+        del self._held[name]
+        _release(descriptor, self._path(name))
 
 
 # Seconds since 1970, then a random part.
@@ -288,8 +222,6 @@ class Scratch:
                 # On Windows, files that another program still has open are left for the next sweep.
                 with suppress(OSError):
                     remove_tree(root)
-        if not root.exists():
-            self._locks.discard(_lock_name(name))
 
     def oldest_began(self, besides: Path | None = None) -> int | None:
         """A time, in ns, before which no live run started; None without live runs. *besides*: a folder to ignore.
@@ -311,8 +243,6 @@ class Scratch:
                 if dead:
                     with suppress(OSError):
                         remove_tree(root)
-            if dead and not root.exists():
-                self._locks.discard(_lock_name(root.name))
 
 
 def _lock_name(name: str) -> str:
