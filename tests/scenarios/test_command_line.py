@@ -42,7 +42,7 @@ def test_the_command_alone_prints_the_help_and_the_exit_codes() -> None:
         (["folder"], 2, "There is no output folder."),
         (["build", "folder"], 2, "There is no output folder."),
         (["r.yml"], 3, "There is no recipe r.yml; did you mean 'r.yaml'?"),
-        (["bulid", "-c", "r.yaml"], 2, "There is no command 'bulid'. Did you mean 'build'?"),
+        (["bulid", "-c", "r.yaml"], 2, "There is no command 'bulid'; did you mean 'build'?"),
         (["run", "-c", "r.yaml"], 2, "There is no command 'run'. Use winml-dag build."),
         (["status"], 2, "Use winml-dag plan."),
         (["ls"], 2, "Use winml-dag cache list"),

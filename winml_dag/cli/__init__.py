@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag import __version__
-from winml_dag.errors import ENDING_SIGNALS, Interrupted, UsageError, WinmlDagError
+from winml_dag.errors import ENDING_SIGNALS, Interrupted, UsageError, WinmlDagError, known_instead
 
 if TYPE_CHECKING:
     from winml_dag.canonical import JsonObject
@@ -200,18 +200,10 @@ class LazyGroup(Group):
         if args and args[0] not in COMMANDS and _model_or_recipe(args[0]):
             args = ["build", *args]
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
-            raise click.UsageError(f"There is no command {args[0]!r}. {_instead(args[0])}", ctx)
+            instead = f". Use {_SYNONYMS[args[0]]}." if args[0] in _SYNONYMS else known_instead(args[0], COMMANDS)
+            raise click.UsageError(f"There is no command {args[0]!r}{instead}", ctx)
         name, command, rest = super().resolve_command(ctx, args)
         return name, command, rest if command is None else _with_flags(command, rest)
-
-
-def _instead(word: str) -> str:
-    import difflib
-
-    if word in _SYNONYMS:
-        return f"Use {_SYNONYMS[word]}."
-    near = difflib.get_close_matches(word, COMMANDS, n=1)
-    return f"Did you mean {near[0]!r}?" if near else f"Commands: {', '.join(COMMANDS)}."
 
 
 def _model_or_recipe(word: str) -> str:

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.configuration import CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE, config_file
-from winml_dag.ep.provider import ExecutionProvider, Package, Target, nearest
+from winml_dag.ep.provider import ExecutionProvider, Package, Target
 from winml_dag.ep.registry import AUTO, CPU, DEVICES, drivers, execution_providers, find_ep
-from winml_dag.errors import UsageError
+from winml_dag.errors import UsageError, known_instead
 from winml_dag.file_reading import before_reading
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ def resolve_target(ep: str | None, device: str | None) -> Target:
         with suppress(UsageError):
             named = find_ep(device)
         if named is None:
-            advice = nearest(device, [AUTO, *DEVICES, *(each.alias for each in execution_providers())])
-            raise UsageError(f"There is no device {device!r}.", advice=advice)
+            names = (AUTO, *DEVICES, *(each.alias for each in execution_providers()))
+            raise UsageError(f"There is no device {device!r}{known_instead(device, names)}")
         if ep is not None and find_ep(ep) != named:
             raise UsageError(f"Device {device!r} and execution provider {ep!r} contradict each other.")
         ep, device = named.name, None

@@ -12,11 +12,11 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from winml_dag.errors import UsageError
+from winml_dag.errors import UsageError, known_instead
 
 # The libraries that ldconfig found in system folders, including those of SDKs and drivers.
 _LOADER_CACHE = Path("/etc/ld.so.cache")
@@ -234,15 +234,6 @@ class Target:
     is_open: bool = field(default=False, compare=False)
 
 
-def nearest(text: str, known: Iterable[str]) -> str:
-    """Return advice with the spelling closest to *text*, or with all of *known* if none is close."""
-    import difflib  # takes as long as everything else here, and is needed only for errors
-
-    names = sorted(set(known))
-    close = difflib.get_close_matches(text, names, n=1)
-    return f"Did you mean {close[0]!r}?" if close else f"Known are: {', '.join(names)}."
-
-
 def is_emulated(target: Target) -> bool:
     """Return whether the device is emulated, because of this processor: results are valid, times are not."""
     return target.device in target.ep.emulates and not is_arm()
@@ -298,11 +289,11 @@ def _check(target: Target, table: Mapping[str, Option], name: str, value: str) -
             if name in (target.ep.option_table(other) or ()):
                 raise UsageError(f"Provider option {name!r} is for the {other}, not for device {target.device!r}.")
         usable = (known for known, entry in table.items() if not entry.refusal)
-        raise UsageError(f"{target.ep.name} has no provider option {name!r}.", advice=nearest(name, usable))
+        raise UsageError(f"{target.ep.name} has no provider option {name!r}{known_instead(name, usable)}")
     if option.refusal:
         raise UsageError(f"Provider option {name!r} cannot be set: {option.refusal}.", advice="Remove it.")
     if option.values and value not in option.values:
-        raise UsageError(f"Provider option {name!r} cannot be {value!r}.", advice=nearest(value, option.values))
+        raise UsageError(f"Provider option {name!r} cannot be {value!r}{known_instead(value, option.values)}")
     if option.pattern and not re.fullmatch(option.pattern, value):
         kind = "a whole number" if option.pattern == WHOLE_NUMBER else "a whole number above 0"
         raise UsageError(f"Provider option {name!r} must be {kind}, not {value!r}.")

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from winml_dag.entrypoints import entry_points
 from winml_dag.ep import providers
-from winml_dag.ep.provider import ExecutionProvider, Target, is_arm, is_emulated, nearest
+from winml_dag.ep.provider import ExecutionProvider, Target, is_arm, is_emulated
 from winml_dag.ep.providers.cpu import CPU
 from winml_dag.ep.providers.qnn import QNN
-from winml_dag.errors import UsageError
+from winml_dag.errors import UsageError, known_instead
 
 __all__ = ["AUTO", "CPU", "EXECUTION_PROVIDERS", "QNN", "ExecutionProvider", "Target", "is_arm", "is_emulated"]
 
@@ -94,4 +94,4 @@ def find_ep(text: str) -> ExecutionProvider:
     if found := _by_spelling(tuple(sys.path)).get(text.lower()):
         return found
     spellings = (spelling for ep in execution_providers() for spelling in (ep.name, ep.alias))
-    raise UsageError(f"There is no execution provider {text!r}.", advice=nearest(text, spellings))
+    raise UsageError(f"There is no execution provider {text!r}{known_instead(text, spellings)}")

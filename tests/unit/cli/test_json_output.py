@@ -74,7 +74,7 @@ def test_an_error_of_a_command_is_in_the_object_and_on_stderr(
         (("compile", "--format", "json"), "Missing option '-m' / '--model'."),
         (("perf", "m.onnx", "--iterations", "0", "-qfjson"), "Invalid value for '--iterations'"),
         (("verify", "--format=json"), "Missing argument 'PATH'."),
-        (("none", "-f", "json"), "There is no command 'none'."),
+        (("none", "-f", "json"), "There is no command 'none'"),
     ],
 )
 def test_usage_errors_are_the_object_however_the_format_is_written(

@@ -203,7 +203,7 @@ def test_a_component_alone_has_the_bytes_that_it_has_among_others(
 @pytest.mark.parametrize(
     ("axis", "shared", "complaint"),
     [
-        ("pixel_value", (*SHARED, "pixel_value"), "no component takes. Did you mean 'pixel_values'"),
+        ("pixel_value", (*SHARED, "pixel_value"), "no component takes; did you mean 'pixel_values'"),
         ("pixel_values", (), "names 'pixel_values', which the model does not take"),
     ],
     ids=["of none", "of another"],

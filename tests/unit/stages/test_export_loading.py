@@ -252,14 +252,14 @@ def test_code_of_a_folder_runs_only_when_trusted_and_never_from_another_reposito
     [
         (
             made(FEATURES, "bert", hidden_sise=32),
-            "hidden_sise is not a field of BertConfig. Did you mean 'hidden_size'",
+            "hidden_sise is not a field of BertConfig; did you mean 'hidden_size'",
         ),
         (made(FEATURES, "clip", text_config={"hidden_sise": 32}), r"text_config\.hidden_sise"),
         (made(FEATURES, "bert", hidden_size="wide"), "does not fit BertConfig"),
         (made(FEATURES, "bert", hidden_size=33), "gives no model"),
-        (made(FEATURES, "burt"), "Did you mean 'bert'"),
+        (made(FEATURES, "burt"), "did you mean 'bert'"),
         (made(FEATURES, None), r"needs loader\.model_type"),
-        (made(FEATURES, "bert", "BertForMaskedLLM"), "Did you mean 'BertForMaskedLM'"),
+        (made(FEATURES, "bert", "BertForMaskedLLM"), "did you mean 'BertForMaskedLM'"),
         (made(FEATURES, "bert", "logging"), "not a model class"),
         (made(FEATURES, "bert", "BertTokenizer"), "not a model class"),
         (made(FEATURES, "bert", "RobertaForMaskedLM"), "not a class for the architecture 'bert'"),
@@ -328,7 +328,7 @@ def test_a_class_or_a_function_makes_the_model_with_the_same_weights_each_time(t
     ("text", "name", "words"),
     [
         ("raise RuntimeError('not today')", "Sum", "mine.py .* cannot be run: not today"),
-        (SCRIPT, "Som", "does not define. Did you mean 'Sum'"),
+        (SCRIPT, "Som", "does not define; did you mean 'Sum'"),
         ("x = 1", None, "defines 0 model classes"),
         (SCRIPT.replace("return Sum()", "return 3"), "make", "not a torch.nn.Module"),
         ("import sys; sys.exit()", "Sum", "mine.py .* cannot be run: it calls sys.exit"),

@@ -140,7 +140,7 @@ def test_what_cannot_be_exported_is_refused(bench: Bench, path: str, fields: Exp
 )
 def test_an_argument_that_a_module_does_not_take_is_refused(bench: Bench, tensor: str, arguments: Any) -> None:
     fields = ExportFields(input_tensors=(InputTensor(tensor, shape=(1, 64, 12)),), module_arguments=arguments)
-    with pytest.raises(StageError, match=r"does not take. Did you mean 'input_dimensions'"):
+    with pytest.raises(StageError, match=r"does not take; did you mean 'input_dimensions'"):
         bench.export(of(SWIN, "swin.encoder.layers.0.blocks.0"), fields)
 
 

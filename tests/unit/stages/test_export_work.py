@@ -197,7 +197,7 @@ FEATURES, MASKED = random_model("bert", "feature-extraction"), random_model("ber
 @pytest.mark.parametrize(
     ("loader", "fields", "words"),
     [
-        (FEATURES, ExportFields(input_tensors=(InputTensor("input_idz"),)), "Did you mean 'input_ids'"),
+        (FEATURES, ExportFields(input_tensors=(InputTensor("input_idz"),)), "did you mean 'input_ids'"),
         (FEATURES, ExportFields(input_tensors=(InputTensor("position_ids"),)), "dtype and shape of 'position_ids'"),
         (FEATURES, ExportFields(input_tensors=(InputTensor("input_ids", shape=(1, 2, 3)),)), "cannot run on input_ids"),
         (LoaderFields("text-to-image", "gpt2"), ExportFields(), "Use one of: feature-extraction"),

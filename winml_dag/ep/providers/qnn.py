@@ -21,9 +21,8 @@ from winml_dag.ep.provider import (
     Package,
     Target,
     is_arm,
-    nearest,
 )
-from winml_dag.errors import UsageError
+from winml_dag.errors import UsageError, known_instead
 
 _SWITCH = Option(values=("0", "1"))
 _POSITIVE = Option(pattern="[1-9][0-9]*")
@@ -228,8 +227,8 @@ def _soc_number(wanted: int | str) -> str:
     if found is None:
         known = [spelling for soc in SOCS for spelling in (soc.part, soc.chip) if spelling]
         raise UsageError(
-            f"There is no chip {text!r} in the table of chips.",
-            advice=f"{nearest(text, known)} Any chip can be given by its number.",
+            f"There is no chip {text!r} in the table of chips{known_instead(text, known)}",
+            advice="Any chip can be given by its number.",
         )
     return found.model
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import transformers
@@ -13,7 +12,7 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
 from winml_dag.canonical import JsonValue
-from winml_dag.errors import StageError
+from winml_dag.errors import StageError, did_you_mean
 from winml_dag.explanation import explanation
 from winml_dag.stages.export import LoaderFields
 from winml_dag.stages.export.architectures import (
@@ -45,7 +44,7 @@ def configuration_class(model_type: str) -> type[PreTrainedConfig]:
     name = transformers_name(model_type)
     if name is None:
         raise StageError(
-            f"loader.model_type is {model_type!r}, which this version of transformers does not have."
+            f"loader.model_type is {model_type!r}, which this version of transformers does not have"
             f"{did_you_mean(model_type, CONFIG_MAPPING.keys())}",
             advice=f"Tested are: {', '.join(sorted(each.name for each in ARCHITECTURES.values() if each.tested))}.",
         )
@@ -92,17 +91,11 @@ def named_class(class_name: str, model_type: str) -> Any:
     return getattr(importlib.import_module(module), class_name, None)
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A sentence with the closest known names, or an empty text."""
-    near = difflib.get_close_matches(name, list(known), n=3)
-    return f" Did you mean {' or '.join(repr(each) for each in near)}?" if near else ""
-
-
 def _check_names(made_by: type[Any], overrides: Mapping[str, JsonValue], path: str) -> None:
     known = _names(made_by) | {"model_type"}
     for name, value in overrides.items():
         if name not in known:
-            raise StageError(f"{path}.{name} is not a field of {made_by.__name__}.{did_you_mean(name, known)}")
+            raise StageError(f"{path}.{name} is not a field of {made_by.__name__}{did_you_mean(name, known) or '.'}")
         part = getattr(made_by, "sub_configs", {}).get(name)
         if isinstance(value, Mapping) and part is not None and part.__name__ != "AutoConfig":
             _check_names(part, value, f"{path}.{name}")
@@ -141,8 +134,8 @@ def model_class_of(loader: LoaderFields, config: PreTrainedConfig, made: Any) ->
         models = [each for each in dir(transformers) if "Model" in each or "For" in each]
         models += [each.class_name for each in composite.components] if composite else []
         raise StageError(
-            f"loader.model_class {loader.model_class!r} is not a model class of transformers."
-            f"{did_you_mean(loader.model_class, models)}"
+            f"loader.model_class {loader.model_class!r} is not a model class of transformers"
+            f"{did_you_mean(loader.model_class, models) or '.'}"
         )
     if issubclass(found, _BaseAutoModelClass):
         return _auto_class([found], task, config), True

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.stage import Workspace
-from winml_dag.errors import StageError
+from winml_dag.errors import StageError, did_you_mean
 from winml_dag.onnxmodel.feeds import InputSpec, write_io_specs
 from winml_dag.onnxmodel.files import load_model, save_model
 from winml_dag.onnxmodel.inspect import TensorSpec
@@ -46,7 +46,6 @@ from winml_dag.stages.export.comparison import (
     sizes_by_run,
     tensors_of,
 )
-from winml_dag.stages.export.configuration import did_you_mean
 from winml_dag.stages.export.detect import task_named
 from winml_dag.stages.export.exporter import ExportOptions, check_export, export_onnx, exporter_of
 from winml_dag.stages.export.fitting import fitted
@@ -142,7 +141,7 @@ def _refuse_unknown_tensors(asked: Iterable[ComponentFields], subjects: Iterable
     taken = {name for each in subjects for name in each.takes}
     for name in sorted({name for each in asked for name in each.shared_tensors} - taken):
         raise StageError(
-            f"export names {name!r}, which no component takes.{did_you_mean(name, taken)}",
+            f"export names {name!r}, which no component takes{did_you_mean(name, taken)}",
             advice="They take: " + ", ".join(sorted(taken)) + ". What is about an output is said of its component.",
         )
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winml_dag.errors import StageError
+from winml_dag.errors import StageError, did_you_mean
 from winml_dag.stages.export import ExportFields, InputTensor
 from winml_dag.stages.export.architectures import STATES
 from winml_dag.stages.export.detect import read_json
@@ -144,10 +144,8 @@ def _asked_inputs(
     completed = []
     for tensor in asked:
         if tensor.name not in takes:
-            from winml_dag.stages.export.configuration import did_you_mean
-
             raise StageError(
-                f"export.input_tensors names {tensor.name!r}, which the model does not take."
+                f"export.input_tensors names {tensor.name!r}, which the model does not take"
                 f"{did_you_mean(tensor.name, takes)}",
                 advice=f"It takes: {', '.join(takes)}.",
             )

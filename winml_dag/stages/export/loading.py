@@ -18,14 +18,13 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, dynamic_module_utils
 
-from winml_dag.errors import StageError
+from winml_dag.errors import StageError, did_you_mean
 from winml_dag.explanation import explanation
 from winml_dag.stages.export import InputTensor, LoaderFields, RandomWeights
 from winml_dag.stages.export.architectures import same_spelling
 from winml_dag.stages.export.configuration import (
     configuration,
     configuration_class,
-    did_you_mean,
     is_model_class,
     model_class_of,
     transformers_name,
@@ -64,7 +63,7 @@ def scripted(folder: Path, name: str | None) -> Any:
     if name is not None:
         if not callable(getattr(module, name, None)):
             raise StageError(
-                f"loader.model_class is {name!r}, which {path.name} does not define.{did_you_mean(name, defined)}"
+                f"loader.model_class is {name!r}, which {path.name} does not define{did_you_mean(name, defined) or '.'}"
             )
         return getattr(module, name)
     models = [each for each in defined.values() if inspect.isclass(each) and issubclass(each, torch.nn.Module)]

@@ -22,12 +22,12 @@ from torch.nn import Module
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.stage import Workspace
-from winml_dag.errors import StageError
+from winml_dag.errors import StageError, did_you_mean
 from winml_dag.onnxmodel.graph import MASK_MAGNITUDE
 from winml_dag.stages.export import MODEL_SOURCE, SCRIPT_SOURCE, CaptureConfig, ExportFields, LoaderFields
 from winml_dag.stages.export.architectures import chosen_components
 from winml_dag.stages.export.comparison import random_feed, sizes_by_run, tensors_of
-from winml_dag.stages.export.configuration import did_you_mean, is_model_class
+from winml_dag.stages.export.configuration import is_model_class
 from winml_dag.stages.export.inputs import UNKNOWN_SIZE, ModelInput, model_inputs, named_axes
 from winml_dag.stages.export.loading import LoadedModel, load_pytorch_model
 from winml_dag.stages.export.subject import Subject, call_model, component_subject, named_tensors, whole_subject
@@ -155,7 +155,7 @@ def _refuse_unknown(
             is_slip = not takes_any or difflib.get_close_matches(argument, takes, cutoff=_SLIP)
             if argument not in takes and is_slip:
                 raise StageError(
-                    f"{section} names {name!r}, which the module does not take.{did_you_mean(name, takes)}",
+                    f"{section} names {name!r}, which the module does not take{did_you_mean(name, takes)}",
                     advice=f"It takes: {', '.join(takes)}.",
                 )
 
