@@ -61,9 +61,7 @@ def function_of(folder: Path) -> DigestFunction | None:
         return None
     if words[:1] != [FORMAT]:
         return None
-    # Before the marker contained the function, a store that was used with a remote had both.
-    is_shared = words[1:] == ["sha256"] or (not words[1:] and (folder / "blobs" / "sha256").is_dir())
-    return "sha256" if is_shared else "xxh3-128"
+    return "sha256" if words[1:] == ["sha256"] else "xxh3-128"
 
 
 def stores_beside(folder: Path) -> list[Path]:

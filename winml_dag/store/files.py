@@ -57,6 +57,8 @@ def in_plain_words(error: OSError) -> str:
             return f"the file system is read-only{named}"
         case errno.ENOTDIR | errno.EEXIST:
             return f"a file is where a folder should be{named}"
+        case errno.EISDIR:
+            return f"a folder is where a file should be{named}"
     return f"{error.strerror or error}{named}"
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -174,9 +174,12 @@ def check_key(key: str) -> str:
 
 
 class Records:
-    def __init__(self, folder: Path, index: Index) -> None:
+    """The records in *folder*. *quarantine* moves away what is damaged."""
+
+    def __init__(self, folder: Path, index: Index, quarantine: Callable[[Path], None]) -> None:
         self.folder = folder
         self._index = index
+        self._quarantine = quarantine
         # Those that this process has read or written. A collection may remove one before it is marked as used.
         self._known: dict[str, Record] = {}
         # Those of them that the index has not got yet, the newest last.
@@ -233,7 +236,15 @@ class Records:
     def write(self, record: Record) -> None:
         """Store *record*, replacing an earlier one of its key. From here on it can be found."""
         key = check_key(record.cache_key)
-        write_whole(self._path(key), with_checksum(key, canonical_json(record.to_json())).encode())
+        data = with_checksum(key, canonical_json(record.to_json())).encode()
+        try:
+            write_whole(self._path(key), data)
+        except OSError:
+            if not self.path(key).is_dir():
+                raise
+            # A damaged file is replaced, but a folder in its place cannot be.
+            self._quarantine(self.path(key))
+            write_whole(self._path(key), data)
         self._known[key] = record
         with self._lock:
             self._pending.pop(key, None)

@@ -70,8 +70,8 @@ class Store:
         self.changes = self.folder / "changes"
         self.locks = Locks(self.folder / "locks")
         self.index = Index(self.folder / "index", self.quarantine, self.locks)
-        self.records = Records(self.folder / "records", self.index)
         self.blobs = Blobs(self.folder / "blobs", self.quarantine)
+        self.records = Records(self.folder / "records", self.index, self.blobs.quarantine)
         self.fingerprints = Fingerprints(self.index, self.function)
         self.scratch = Scratch(self.folder / "scratch", self.locks)
         self.incoming = self.folder / "incoming"
@@ -97,7 +97,7 @@ class Store:
         """The record of *key*; an unreadable record counts as absent."""
         with in_words(f"Cannot read the record of {key}"):
             found = self.records.read(key)
-        if found is not None and has_only(found, self.function):
+        if found is not None:
             return found
         return self._unkept[key] if key in self._unkept else self._from_remotes([key]).get(key)
 
@@ -107,8 +107,7 @@ class Store:
         Those that are not here are looked up in remotes concurrently, and so is the availability of their blobs. What
         is not found is not looked up again in this run.
         """
-        here = self.records.read_many(list(keys))
-        found = {key: record for key, record in here.items() if has_only(record, self.function)}
+        found = self.records.read_many(list(keys))
         found.update((key, self._unkept[key]) for key in keys if key in self._unkept)
         found.update(self._from_remotes([key for key in keys if key not in found]))
         # Looks up all of their blobs at once; the remotes cache the result.
@@ -122,8 +121,7 @@ class Store:
     def records_of(self, stage: str, most: int) -> list[Record]:
         """Up to *most* records of *stage* that are in the index, newest first. For explanations."""
         with in_words(f"Cannot read the records of {stage}"):
-            found = self.records.newest_of(stage, most)
-        return [record for record in found if has_only(record, self.function)]
+            return self.records.newest_of(stage, most)
 
     def missing(self, files: Iterable[FileEntry]) -> list[FileEntry]:
         """Those of *files* whose blob is not available anywhere, or is visibly damaged.
@@ -242,8 +240,7 @@ class Store:
         """
         keys = {name: key for name, key in self.index.read("latest", names).items() if isinstance(key, str)}
         with in_words("Cannot read records"):
-            found = self.records.read_many(list(dict.fromkeys(keys.values())))
-        records = {key: record for key, record in found.items() if has_only(record, self.function)}
+            records = self.records.read_many(list(dict.fromkeys(keys.values())))
         return {name: records[key] for name, key in keys.items() if key in records}
 
     def remember(self, keys: Mapping[str, str]) -> None:
@@ -281,8 +278,7 @@ class Store:
         wanted = [] if self._remotes is None else [key for key in keys if key not in self._nowhere]
         if not wanted or self._remotes is None:
             return {}
-        answered = self._remotes.records(wanted)
-        found = {key: record for key, record in answered.items() if has_only(record, self.function)}
+        found = self._remotes.records(wanted)
         self._nowhere.update(key for key in wanted if key not in found)
         for key, record in found.items():
             try:
@@ -308,19 +304,6 @@ class Store:
                     raise
                 self.fetch_ahead([file])
                 put(file, target)
-
-
-def has_only(record: Record, function: DigestFunction) -> bool:
-    """Whether all files of *record* have digests of *function*.
-
-    A remote may have others, and so may a store that predates one function per store. Called for each record that is
-    read, so written as a plain loop.
-    """
-    for artifact in record.outputs.values():
-        for file in artifact.files:
-            if not file.digest.startswith(function):
-                return False
-    return True
 
 
 def _place(file: FileEntry, folder: Path) -> str:

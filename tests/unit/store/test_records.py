@@ -60,6 +60,16 @@ JSON = st.recursive(
 )
 
 
+def test_a_folder_in_place_of_a_record_is_set_aside_when_the_record_is_written(store, publish) -> None:
+    path = store.records.path(KEY)
+    path.mkdir(parents=True)
+    (path / "notes.txt").write_text("precious")
+    assert store.record(KEY) is None
+    assert publish(store, FILES) == store.record(KEY)
+    (aside,) = store.quarantine.iterdir()
+    assert (aside / "notes.txt").read_text() == "precious"
+
+
 @given(
     name=st.sampled_from(["format", "version", "config", "inputs", "outputs", "metrics", "log", "made_by"]), value=JSON
 )

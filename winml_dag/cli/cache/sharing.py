@@ -124,14 +124,13 @@ def _chosen(
 ) -> Mapping[str, Record]:
     """The selected local records."""
     from winml_dag.store.files import in_words
-    from winml_dag.store.store import has_only
     from winml_dag.store.upkeep import find
 
     if recipes:
         return _known(store, recipes, remote)[0]
     with in_words("Cannot look through the cache"):
         found = [find(store, key).record for key in keys] if keys else store.records.all()
-    return {record.cache_key: record for record in found if has_only(record, "sha256")}
+    return {record.cache_key: record for record in found}
 
 
 def _known(store: Store, recipes: tuple[Path, ...], remote: RemoteOptions) -> tuple[dict[str, Record], int]:
