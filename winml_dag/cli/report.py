@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from winml_dag.cli import Note, as_json, echo, plain, set_result
+from winml_dag.cli import Note, as_json, echo, set_result
 from winml_dag.cli.command import FILE, TEXT, Command
 from winml_dag.cli.options import format_option
 from winml_dag.errors import StageError, UsageError
@@ -18,7 +16,6 @@ from winml_dag.errors import StageError, UsageError
 if TYPE_CHECKING:
     from winml_dag.report.compare import Comparison
     from winml_dag.report.row import Report
-    from winml_dag.report.table import Line
 
 # Used when the width is unknown, as in a log.
 _WIDTH = 120
@@ -146,25 +143,15 @@ def _written(
 
 
 def _print(report: Report, comparison: Comparison | None) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
     from winml_dag.report.table import comparison_lines, table_lines
 
     width = shutil.get_terminal_size((_WIDTH, 24)).columns
-    _echo(table_lines(report, width))
+    lines = [*table_lines(report, width)]
     if comparison is not None:
-        echo()
-        _echo(comparison_lines(comparison, width))
-
-
-def _echo(lines: Iterable[Line]) -> None:
-    from winml_dag.report.table import Style
-
-    looks: dict[Style, dict[str, Any]] = {
-        Style.PLAIN: {},
-        Style.HEADING: {"bold": True},
-        Style.WINNER: {"fg": "green"},
-        Style.DOMINATED: {"dim": True},
-        Style.BAD: {"fg": "red"},
-    }
-    # Without a terminal click omits colours itself.
-    color = False if os.environ.get("NO_COLOR") else None
-    click.echo("\n".join(click.style(plain(line.text), **looks[line.style]) for line in lines), color=color)
+        lines += [Text(), *comparison_lines(comparison, width)]
+    console = Console(highlight=False)
+    for line in lines:
+        console.print(line, soft_wrap=True)

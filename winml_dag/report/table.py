@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import StrEnum
 
 from rich.cells import cell_len
 from rich.text import Text
@@ -20,7 +19,7 @@ from winml_dag.store.quantities import counted, duration_text
 _GAP = "  "
 _NONE = "none"
 # Statuses without a result that need attention.
-_BAD = (CellStatus.FAILED, CellStatus.REFUSED)
+_WITHOUT_RESULT = (CellStatus.FAILED, CellStatus.REFUSED)
 _BEST = {"latency": "fastest", "size": "smallest"}
 # Up to this many builds that a run did not reach have lines of their own.
 _MOST_ALIKE = 3
@@ -32,20 +31,8 @@ _REASON = 60
 _MOST_STAGES = 8
 
 
-class Style(StrEnum):
-    """The style of a line on a terminal with colours. Without them, words and marks say the same."""
-
-    PLAIN = ""
-    HEADING = "heading"
-    WINNER = "winner"
-    DOMINATED = "dominated"
-    BAD = "bad"
-
-
-@dataclass(frozen=True)
-class Line:
-    text: str
-    style: Style = Style.PLAIN
+# The styles of lines on a terminal with colours. Without them, words and marks say the same.
+_PLAIN, _HEADING, _WINNER, _DOMINATED, _BAD = "", "bold", "green", "dim", "red"
 
 
 @dataclass(frozen=True)
@@ -65,34 +52,34 @@ class _Column:
     right: bool = True
 
 
-def table_lines(report: Report, width: int) -> Iterator[Line]:
+def table_lines(report: Report, width: int) -> Iterator[Text]:
     """Yield all of *report* in lines of *width*; only longer words, such as paths, exceed it.
 
     Characters that a terminal would interpret become question marks.
     """
     for line in _lines(report, width):
-        yield Line(printable(line.text), line.style)
+        yield Text(printable(line.plain), line.style)
 
 
-def _lines(report: Report, width: int) -> Iterator[Line]:
+def _lines(report: Report, width: int) -> Iterator[Text]:
     began = f"built {_minute(report.began_at)}, " if report.began_at else ""
-    yield Line(_cut(f"{report.name}, {began}reported {_minute(report.made_at)}", width), Style.HEADING)
+    yield Text(_cut(f"{report.name}, {began}reported {_minute(report.made_at)}", width), _HEADING)
     table = _Table(report.rows, width)
     for model in dict.fromkeys(row.model for row in report.rows):
         rows = [row for row in report.rows if row.model == model]
-        yield Line("")
-        yield Line(_cut(_model_heading(rows), width), Style.HEADING)
-        yield Line(table.line([column.heading for column in table.columns]))
+        yield Text("")
+        yield Text(_cut(_model_heading(rows), width), _HEADING)
+        yield Text(table.line([column.heading for column in table.columns]))
         waiting = Counter(row.why for row in rows if row.status is CellStatus.NOT_REACHED)
         for row in rows:
             if row.status is not CellStatus.NOT_REACHED or waiting[row.why] <= _MOST_ALIKE:
                 yield table.row(row)
         for why, count in waiting.items():
             if count > _MOST_ALIKE:
-                yield Line(_cut(f"- {counted(count, 'build')} not reached: {why}", width), Style.DOMINATED)
-    yield Line("")
+                yield Text(_cut(f"- {counted(count, 'build')} not reached: {why}", width), _DOMINATED)
+    yield Text("")
     for text, style in (*_missing(report.rows, table.columns), *_headline(report)):
-        yield from (Line(part, style) for part in wrapped(text, width))
+        yield from (Text(part, style) for part in wrapped(text, width))
 
 
 class _Table:
@@ -115,15 +102,15 @@ class _Table:
         )
         return f"{mark}{self._gap.join(filled)}".rstrip()
 
-    def row(self, row: Row) -> Line:
+    def row(self, row: Row) -> Text:
         if row.size is not None or row.is_there:
             mark = "* " if row.winner_of else "~ " if row.dominated_by else "  "
-            style = Style.WINNER if row.winner_of else Style.DOMINATED if row.dominated_by else Style.PLAIN
-            return Line(self.line([column.of(row) for column in self.columns], mark), style)
-        is_bad = row.status in _BAD
+            style = _WINNER if row.winner_of else _DOMINATED if row.dominated_by else _PLAIN
+            return Text(self.line([column.of(row) for column in self.columns], mark), style)
+        is_bad = row.status in _WITHOUT_RESULT
         start = self.line([column.of(row) for column in self.columns if column.width is None], "! " if is_bad else "- ")
         text = _cut(f"{start}{_GAP}{row.without_result}", self._width)
-        return Line(text, Style.BAD if is_bad else Style.DOMINATED)
+        return Text(text, _BAD if is_bad else _DOMINATED)
 
 
 def wrapped(text: str, width: int) -> Iterator[str]:
@@ -247,40 +234,40 @@ _COLUMNS = (
 )
 
 
-def _headline(report: Report) -> Iterator[tuple[str, Style]]:
+def _headline(report: Report) -> Iterator[tuple[str, str]]:
     """Yield the overall result, the winners, and notes."""
     for goal in report.goals:
         group = f" for {', '.join(goal.group.values())}" if goal.group else ""
         bounds = ", ".join(f"{name} {bound}" for name, bound in goal.subject_to.items())
         what = f"{_BEST.get(goal.minimize, goal.minimize)}{group}{f' ({bounds})' if bounds else ''}"
         if goal.winner is None and goal.pending:
-            yield f"- {what}: not settled yet{f'; {goal.why}' if goal.why else ''}", Style.DOMINATED
+            yield f"- {what}: not settled yet{f'; {goal.why}' if goal.why else ''}", _DOMINATED
         elif goal.winner is None:
-            yield f"! {what}: none{f'; {goal.why}' if goal.why else ''}", Style.BAD
+            yield f"! {what}: none{f'; {goal.why}' if goal.why else ''}", _BAD
         else:
             where = f", in {goal.folder}" if goal.folder else ""
-            yield f"* {what}: {goal.winner}{where}{f'; {goal.why}' if goal.why else ''}", Style.WINNER
+            yield f"* {what}: {goal.winner}{where}{f'; {goal.why}' if goal.why else ''}", _WINNER
     yield from _failures(report.rows)
     for notice in report.notices:
-        yield f"note: {notice}", Style.PLAIN
+        yield f"note: {notice}", _PLAIN
     if any(row.latency is not None and row.latency.emulated for row in report.rows):
-        yield "? of an emulated device", Style.PLAIN
+        yield "? of an emulated device", _PLAIN
     if dominated := sum(row.dominated_by is not None for row in report.rows):
         what = "is at least as good in every known figure, and better in one"
         yield (
             f"~ {counted(dominated, 'build')} Pareto-dominated: another of the same model and target {what}.",
-            Style.DOMINATED,
+            _DOMINATED,
         )
-    yield _counts(report), Style.PLAIN
-    yield from ((text, Style.PLAIN) for text in _times(report))
+    yield _counts(report), _PLAIN
+    yield from ((text, _PLAIN) for text in _times(report))
 
 
-def _failures(rows: Sequence[Row]) -> Iterator[tuple[str, Style]]:
+def _failures(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
     for row in rows:
         if row.failure is None:
             continue
         log = f" The whole log: {row.failure.log}" if row.failure.log else ""
-        yield f"! {row.name} {row.failure.sentence} {row.failure.advice}".rstrip() + log, Style.BAD
+        yield f"! {row.name} {row.failure.sentence} {row.failure.advice}".rstrip() + log, _BAD
 
 
 def _counts(report: Report) -> str:
@@ -308,7 +295,7 @@ def _path(ids: Sequence[str]) -> str:
     return f"{of}{' > '.join([*shown, *more])}"
 
 
-def _missing(rows: Sequence[Row], columns: Sequence[_Column]) -> Iterator[tuple[str, Style]]:
+def _missing(rows: Sequence[Row], columns: Sequence[_Column]) -> Iterator[tuple[str, str]]:
     """Yield why existing builds lack a value, each reason once."""
     there = [row for row in rows if row.size is not None]
     parts = dict.fromkeys(("latency", "accuracy", *(column.part for column in columns if column.part)))
@@ -316,9 +303,9 @@ def _missing(rows: Sequence[Row], columns: Sequence[_Column]) -> Iterator[tuple[
         reasons = Counter(row.missing[part] for row in there if part in row.missing)
         for reason, count in reasons.most_common(_MOST_REASONS):
             of = "" if count == len(there) else f" of {counted(count, 'build')}"
-            yield f"- {part.replace('_', ' ')}{of}: {reason}", Style.PLAIN
+            yield f"- {part.replace('_', ' ')}{of}: {reason}", _PLAIN
         if len(reasons) > _MOST_REASONS:
-            yield f"- {part}: {len(reasons) - _MOST_REASONS} other reasons, in report.json", Style.PLAIN
+            yield f"- {part}: {len(reasons) - _MOST_REASONS} other reasons, in report.json", _PLAIN
 
 
 def _cut(text: str, width: int) -> str:
@@ -336,44 +323,44 @@ def _width(text: str) -> int:
 _MOST_NAMED = 10
 
 
-def comparison_lines(comparison: Comparison, width: int) -> Iterator[Line]:
+def comparison_lines(comparison: Comparison, width: int) -> Iterator[Text]:
     """Yield every build that has changed, and what was compared."""
     for line in _lines_of_comparison(comparison):
-        for part in wrapped(line.text, width):
-            yield Line(printable(part), line.style)
+        for part in wrapped(line.plain, width):
+            yield Text(printable(part), line.style)
 
 
-def _lines_of_comparison(comparison: Comparison) -> Iterator[Line]:
+def _lines_of_comparison(comparison: Comparison) -> Iterator[Text]:
     was, now = (f" ({_minute(when)})" if when else "" for when in (comparison.then_made_at, comparison.now_made_at))
-    yield Line(f"Against {comparison.then}{was}: {comparison.now}{now}")
+    yield Text(f"Against {comparison.then}{was}: {comparison.now}{now}")
     for row in comparison.rows:
         yield from _row_lines(row)
     for fate in (Fate.NEW, Fate.GONE):
         if names := [row.name for row in comparison.rows if row.fate is fate]:
             more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-            yield Line(f"{fate}: {', '.join(names[:_MOST_NAMED])}{more}")
+            yield Text(f"{fate}: {', '.join(names[:_MOST_NAMED])}{more}")
     for notice in comparison.notices:
-        yield Line(f"note: {notice}")
-    yield from map(Line, _not_compared(comparison))
-    yield Line(f"bounds: {', '.join(f'{bound.measure} {bound.text}' for bound in comparison.bounds) or 'none'}")
-    style = Style.BAD if comparison.regressions else Style.PLAIN
-    yield Line(_summary(comparison), style)
+        yield Text(f"note: {notice}")
+    yield from map(Text, _not_compared(comparison))
+    yield Text(f"bounds: {', '.join(f'{bound.measure} {bound.text}' for bound in comparison.bounds) or 'none'}")
+    style = _BAD if comparison.regressions else _PLAIN
+    yield Text(_summary(comparison), style)
 
 
-def _row_lines(row: Compared) -> Iterator[Line]:
+def _row_lines(row: Compared) -> Iterator[Text]:
     name = row.name if row.then in (None, row.name) else f"{row.name} (was {row.then})"
     if row.fate is not Fate.SAME:
         if row.fate in (Fate.NOW_FAILING, Fate.NOW_THERE):
-            style = Style.BAD if row.is_regression else Style.WINNER
-            yield Line(f"{row.fate}: {name}{f': {row.why}' if row.why else ''}", style)
+            style = _BAD if row.is_regression else _WINNER
+            yield Text(f"{row.fate}: {name}{f': {row.why}' if row.why else ''}", style)
         return
     for change in row.changes:
         if change.verdict is Verdict.REGRESSION:
-            yield Line(f"worse: {name}: {_change(change)}", Style.BAD)
+            yield Text(f"worse: {name}: {_change(change)}", _BAD)
         elif change.verdict is Verdict.IMPROVEMENT:
-            yield Line(f"better: {name}: {_change(change)}", Style.WINNER)
+            yield Text(f"better: {name}: {_change(change)}", _WINNER)
         elif change.why and change.worse and change.verdict is Verdict.WITHIN:
-            yield Line(f"unsure: {name}: {_change(change)}; {change.why}")
+            yield Text(f"unsure: {name}: {_change(change)}; {change.why}")
 
 
 def _change(change: Change) -> str:

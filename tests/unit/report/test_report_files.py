@@ -89,13 +89,13 @@ def test_no_text_of_a_user_is_a_formula_or_breaks_a_line(name: str) -> None:
 def test_a_table_fits_its_width_whatever_the_names_are(name: str, width: int) -> None:
     row = Row("a", {}, name, "w8a8", "cpu", "cpu", CellStatus.FAILED, why=name)
     for line in table_lines(Report(name, (), "", (row,)), width):
-        assert len(line.text) <= width
-        assert line.text.isprintable()
+        assert len(line.plain) <= width
+        assert line.plain.isprintable()
 
 
 @pytest.mark.parametrize("width", [80, 200])
 def test_a_table_says_why_builds_are_not_there_and_what_is_missing(report: Report, width: int) -> None:
-    text = "\n".join(line.text for line in table_lines(report, width))
+    text = "\n".join(line.plain for line in table_lines(report, width))
     assert max(map(len, text.splitlines())) <= width
     words = " ".join(text.split())
     for expected in (
@@ -115,12 +115,12 @@ def test_a_goal_without_a_winner_says_whether_that_is_settled(report: Report) ->
         (True, "- smallest for bert (cosine"),
     ):
         lines = table_lines(replace(report, goals=(replace(goal, pending=pending),)), 200)
-        assert any(line.text.startswith(expected) and "nothing is that good" in line.text for line in lines)
+        assert any(line.plain.startswith(expected) and "nothing is that good" in line.plain for line in lines)
 
 
 def test_what_is_to_be_known_of_a_winner_is_told_with_it(report: Report) -> None:
     goal = GoalResult({}, "latency", {}, "bert/w8a8/npu", (), folder="best", why="measured on an emulator: latency")
-    lines = [line.text for line in table_lines(replace(report, goals=(goal,)), 200)]
+    lines = [line.plain for line in table_lines(replace(report, goals=(goal,)), 200)]
     assert "* fastest: bert/w8a8/npu, in best; measured on an emulator: latency" in lines
 
 
@@ -129,12 +129,12 @@ def test_builds_of_other_shards_take_one_line(report: Report) -> None:
         Row(f"bert/w8a8/{at}", {}, "bert", "w8a8", "cpu", "cpu", CellStatus.NOT_REACHED, why="of another shard")
         for at in range(9)
     )
-    lines = [line.text for line in table_lines(replace(report, rows=(*report.rows, *others)), 80)]
+    lines = [line.plain for line in table_lines(replace(report, rows=(*report.rows, *others)), 80)]
     assert [line for line in lines if "another shard" in line] == ["- 9 builds not reached: of another shard"]
 
 
 def test_wide_terminals_have_all_columns(report: Report) -> None:
-    heading = next(line.text for line in table_lines(report, 300) if "precision" in line.text)
+    heading = next(line.plain for line in table_lines(report, 300) if "precision" in line.plain)
     first, last = "  precision  target", "measured"
     shown = "size p50 p90 p99 n+warm-up load memory cosine SQNR accuracy drop partitions on CPU quantized build time"
     assert " ".join(heading.split()) == f"{' '.join(first.split())} {shown} {last}"
@@ -143,7 +143,7 @@ def test_wide_terminals_have_all_columns(report: Report) -> None:
 @pytest.mark.parametrize("width", range(60, 220, 20))
 def test_columns_do_not_depend_on_how_wide_measured_values_are(report: Report, width: int) -> None:
     def heading(of: Report) -> list[str]:
-        return next(line.text.split() for line in table_lines(of, width) if "precision" in line.text)
+        return next(line.plain.split() for line in table_lines(of, width) if "precision" in line.plain)
 
     def slower(row: Row) -> Row:
         if row.latency is None or row.size is None:

@@ -18,7 +18,6 @@ for _inner in (
     contents.list_,
     contents.show_,
     contents.gc,
-    contents.limit,
     contents.verify,
     contents.clear,
     sharing.push,

@@ -282,23 +282,6 @@ def _sentences(done: Collected, most: int | None, dry_run: bool) -> list[str]:
     return lines
 
 
-@click.command(cls=Command, hidden=True)
-@click.argument("size", required=False)
-@cache_dir_option
-@format_option
-def limit(size: str | None, cache_dir: Path | None) -> None:
-    """Set the limit as `gc --limit` does, without collecting, or say what it is."""
-    from winml_dag.store.usage import configured_limit, parse_limit, set_limit
-
-    if size is not None:
-        parse_limit(size, "the limit")
-    store = opened(cache_dir)
-    if size is not None:
-        set_limit(store.folder, size)
-    limit_bytes = configured_limit(store.folder)
-    show({"limit_bytes": limit_bytes}, [_limit_sentence(store)])
-
-
 def _limit_sentence(store: Store) -> str:
     import os
 
