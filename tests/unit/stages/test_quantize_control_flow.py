@@ -162,6 +162,20 @@ def test_weights_of_inner_graphs_become_integers(tmp_path: Path) -> None:
         assert kept["float32"] < WIDTH * WIDTH * 4
 
 
+def test_convolutions_of_branches_whose_weights_are_outside_become_integers(tmp_path: Path) -> None:
+    """PyTorch puts all weights into the outermost graph. One that both branches read stays in float."""
+    model = of("""g (float[1, 4, 8, 8] x, bool c) => (float[1, 4, 8, 8] y) {
+        y = If (c) <
+            then_branch = yes () => (float[1, 4, 8, 8] t) { t = Conv (x, own, bias) },
+            else_branch = no () => (float[1, 4, 8, 8] t) { m = Conv (x, both, bias) t = Conv (m, both, bias) }>
+    }""")
+    for name, values in {"own": weights(4, 4, 1, 1), "both": weights(4, 4, 1, 1, seed=1), "bias": weights(4)}.items():
+        model.graph.initializer.append(numpy_helper.from_array(values, name))
+    result = quantized(tmp_path, model, "dynamic")
+    assert (result.metrics["nodes_quantized"], result.metrics["nodes_skipped_by_type"]) == (1, {"Conv": 2})
+    assert_close(result, model, LEAST["dynamic"])
+
+
 def test_what_static_quantization_does_not_reach_is_counted_and_told(tmp_path: Path) -> None:
     metrics = quantized(tmp_path, net(BRANCHES), "static").metrics
     assert metrics["nodes_quantized"] == 2

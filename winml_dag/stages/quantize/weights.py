@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence, Set
 from pathlib import Path
 
@@ -49,12 +50,8 @@ def quantize_dynamically(model: ModelProto, fields: QuantizeFields) -> Quantized
         )
     before = without_weights(model)
     reasons = select(model.graph, fields)
-    constants = {tensor.name for each in graphs_of(model.graph) for tensor in each.initializer}
-    # onnxruntime fails on a Conv with a computed weight.
-    computed = {
-        node.name for node in nodes_of(model.graph) if node.op_type == "Conv" and node.input[1] not in constants
-    }
-    left_out = {node.name for node in nodes_of(model.graph) if identity(node) in reasons} | computed
+    left_out = {node.name for node in nodes_of(model.graph) if identity(node) in reasons}
+    left_out |= _convs_without_weight(model.graph)
     _gemms_to_matmuls(model, left_out)
     external = _save(model, _MATMULS_FILE)
     options = {} if fields.weight_symmetric is None else {"WeightSymmetric": fields.weight_symmetric}
@@ -116,6 +113,29 @@ def quantize_weights(model: ModelProto, fields: QuantizeFields) -> Quantized:
     weights = replaced_types(quantized.graph)
     _check(outcomes, weights, {f"uint{bits}"}, fields, _BLOCK_OPERATORS)
     return Quantized(quantized, outcomes, ", ".join(sorted(weights)), "float32", weights)
+
+
+def _convs_without_weight(graph: GraphProto) -> set[str]:
+    """Return the names of Conv nodes without a constant weight in their own graph, where onnxruntime needs it.
+
+    First moves each weight that only a Conv of a subgraph reads into that subgraph: PyTorch's exporter puts all weights
+    into the outermost graph.
+    """
+    homes = {tensor.name: home for home in graphs_of(graph) for tensor in home.initializer}
+    readers = Counter(name for node in nodes_of(graph) for name in node.input)
+    found = set()
+    for inner in graphs_of(graph):
+        for node in inner.node:
+            if node.op_type != "Conv" or homes.get(node.input[1]) is inner:
+                continue
+            home, name = homes.get(node.input[1]), node.input[1]
+            if home is None or readers[name] > 1:
+                found.add(node.name)
+                continue
+            index = next(index for index, tensor in enumerate(home.initializer) if tensor.name == name)
+            inner.initializer.add().CopyFrom(home.initializer[index])
+            del home.initializer[index]
+    return found
 
 
 def _use(node: NodeProto, position: int) -> Hashable:

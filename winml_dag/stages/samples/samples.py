@@ -91,8 +91,8 @@ def failures_explained(kind: str, give: str = "validate.input_data or quant.cali
             raise
         raise StageError(
             error.message,
-            advice=f"Its inputs were random, which is the likely reason: give real ones ({give}), or export"
-            " the model with a value_range for the input that has to stay within bounds.",
+            advice=f"Its inputs were random, which is the likely reason: give real ones ({give}), or say in"
+            " export.input_tensors what it needs: a shape where sizes are open, a value_range for bounded values.",
         ) from error
 
 
