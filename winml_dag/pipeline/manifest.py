@@ -22,7 +22,7 @@ from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.events import StageResult
 from winml_dag.engine.keys import config_hash
 from winml_dag.engine.stage import Node
-from winml_dag.errors import StoreError
+from winml_dag.errors import InputError, StoreError
 from winml_dag.file_reading import MOST_BYTES_OF_MANY, read_json
 from winml_dag.pipeline.buildgraph import MODEL, BuildGraph, prefixed
 from winml_dag.pipeline.layout import MANIFEST, component_of, is_builtin, is_carried_on, published_outputs
@@ -103,14 +103,37 @@ class Manifest:
 def read_manifest(folder: Path) -> Manifest | None:
     """Return the manifest in *folder*; None if there is none or it has another format: then no file there is owned."""
     try:
-        value = read_json(folder / MANIFEST, MOST_BYTES_OF_MANY)
-        if not isinstance(value, dict) or value.get("schema_version") != SCHEMA_VERSION:
-            return None
-        stages = (stage for stage in value["stages"] if "placed" in stage)
-        placed = {str(stage["id"]): Artifact.from_json(stage["placed"]).files for stage in stages}
-        return Manifest(Artifact.from_json(value["files"]).files, placed, value)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, StoreError):
+        return load_manifest(folder)
+    except InputError:
         return None
+
+
+def load_manifest(folder: Path) -> Manifest:
+    """Return the manifest in *folder*.
+
+    Raises:
+        InputError: when it cannot be read or has another format than builds write.
+    """
+    path = folder / MANIFEST
+    try:
+        value = read_json(path, MOST_BYTES_OF_MANY)
+        version = value.get("schema_version") if isinstance(value, dict) else None
+        if version == SCHEMA_VERSION:
+            stages = (stage for stage in value["stages"] if "placed" in stage)
+            placed = {str(stage["id"]): Artifact.from_json(stage["placed"]).files for stage in stages}
+            return Manifest(Artifact.from_json(value["files"]).files, placed, value)
+        why = f"has schema_version {version!r}, and this version of winml-dag reads {SCHEMA_VERSION} only."
+        if version is None:
+            why = "is not of this program: it has no schema_version."
+    except OSError as error:
+        why = f"cannot be read: {error.strerror or error}."
+    except ValueError as error:
+        why = f"is damaged: it is not JSON ({error})."
+    except StoreError as error:
+        why = f"is damaged: {error}"
+    except (KeyError, TypeError, AttributeError):
+        why = "is damaged: its stages or files are not what a build writes."
+    raise InputError(f"{path} {why}", advice="Delete the folder and build again: what stages made is in the cache.")
 
 
 def is_of_winml_cli(folder: Path) -> bool:

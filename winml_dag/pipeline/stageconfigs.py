@@ -278,20 +278,17 @@ def validate(build: Decisions) -> ValidateConfig | Skip:
     if came_compiled and not is_at_hand(target.ep):
         return Skip(f"{target.ep.name}, which the model came compiled for, is not installed")
     wanted = build.recipe.validation
-    given_bounds = Bounds(wanted.min_cosine, wanted.min_sqnr_db, wanted.max_abs_error, wanted.min_top1_agreement)
     # There is nothing to compare a compiled model with.
-    bounds = Bounds() if came_compiled else given_bounds.completed(build.precision)
+    bounds = Bounds() if came_compiled else bounds_of(wanted).completed(build.precision)
     is_random = given.data is None and calibration.data is None
     # A model that was given in integers has ranges, too; none apply to validate's random inputs.
     as_given = isinstance(build.quant, Skip) and build.model_kind != artifact_types.FLOAT_MODEL
-    fields = ValidateFields(
-        min_cosine=bounds.min_cosine,
-        samples=None if given.data is not None and "samples" not in wanted.model_fields_set else wanted.samples,
-        seed=wanted.seed if is_random else None,
-        classifies=build.task is not None and build.task.endswith(CLASSIFYING_TASKS),
-        min_sqnr_db=bounds.min_sqnr_db,
-        max_abs_error=bounds.max_abs_error,
-        min_top1_agreement=bounds.min_top1_agreement,
+    fields = validate_fields(
+        wanted,
+        bounds,
+        build.task,
+        on_given_data=given.data is not None,
+        is_random=is_random,
         calibrated=not is_random and (as_given or build.quantizes("static")),
         rounding=rounding(build.precision, in_half=target.ep != CPU),
     )
@@ -306,6 +303,37 @@ def validate(build: Decisions) -> ValidateConfig | Skip:
     named = file_option_names(context, target)
     options = {name: value for name, value in provider_options(context, target).items() if name not in named}
     return ValidateConfig(fields, RunTarget(target.ep.name, target.device, options), names)
+
+
+def bounds_of(section: Validate) -> Bounds:
+    return Bounds(section.min_cosine, section.min_sqnr_db, section.max_abs_error, section.min_top1_agreement)
+
+
+def validate_fields(
+    wanted: Validate,
+    bounds: Bounds,
+    task: str | None,
+    *,
+    on_given_data: bool,
+    is_random: bool,
+    calibrated: bool,
+    rounding: float,
+) -> ValidateFields:
+    """Return the fields that validate reads, in a build and as a command.
+
+    *on_given_data*: whether the section names the data. All of it is used, unless the section also names a number.
+    """
+    return ValidateFields(
+        min_cosine=bounds.min_cosine,
+        samples=None if on_given_data and "samples" not in wanted.model_fields_set else wanted.samples,
+        seed=wanted.seed if is_random else None,
+        classifies=task is not None and task.endswith(CLASSIFYING_TASKS),
+        min_sqnr_db=bounds.min_sqnr_db,
+        max_abs_error=bounds.max_abs_error,
+        min_top1_agreement=bounds.min_top1_agreement,
+        calibrated=calibrated,
+        rounding=rounding,
+    )
 
 
 def finalize(build: Decisions) -> FinalizeConfig:

@@ -36,13 +36,14 @@ from winml_dag.pipeline.buildgraph import prefixed
 from winml_dag.pipeline.data import calibration_source, columns_of, packages_of, require_packages
 from winml_dag.pipeline.layout import RANGES
 from winml_dag.pipeline.model import OnnxFile
+from winml_dag.pipeline.stageconfigs import bounds_of, validate_fields
 from winml_dag.recipe.fields import resolve_path
 from winml_dag.recipe.precision import parse_precision
 from winml_dag.recipe.schema import Quant, Validate
 from winml_dag.stages import artifact_types
 from winml_dag.stages.quality import AS_IT_IS, Bounds, rounding
 from winml_dag.stages.samples import TABLES, Columns, kind_of
-from winml_dag.stages.validate import CLASSIFYING_TASKS, VALIDATE, ValidateConfig, ValidateFields
+from winml_dag.stages.validate import VALIDATE, ValidateConfig
 from winml_dag.store.store import Store
 
 _WITHOUT_RANGES = ("dynamic", "rtn", "fp16")
@@ -82,7 +83,21 @@ def plan_validation(
         # Arrays are used as inputs without a processor.
         if request.model_id is not None or kind not in ("npz", "npy"):
             processor = processor_of(built, request.model_id, request.base, download=request.download)
-    fields = _fields(built, request, precision, data, has_reference=reference is not None, in_half=target.ep != CPU)
+    bounds = bounds_of(request.section)
+    if reference is None and bounds != Bounds():
+        raise UsageError(
+            f"There is no model to compare {built.model.path} with, so bounds have no effect.",
+            advice="Give the model that it was made from as --reference, or remove the bounds.",
+        )
+    fields = validate_fields(
+        request.section,
+        bounds if reference is None else bounds.completed(precision),
+        request.task or built.task,
+        on_given_data=data is not None,
+        is_random=data is None,
+        calibrated=data is not None and _is_calibrated(built),
+        rounding=0.0 if reference is None else rounding(precision, in_half=target.ep != CPU),
+    )
     columns = columns_of(Quant(), request.task or built.task) if kind in TABLES else None
     config = ValidateConfig(
         fields,
@@ -126,36 +141,6 @@ def _precision(built: BuiltModel, reference: OnnxFile | StoredModel | None) -> s
     if reference is not None and reference.path == built.model.path:
         return AS_IT_IS
     return built.precision or precision_of(read_model(built.model.path)).name or AS_IT_IS
-
-
-def _fields(
-    built: BuiltModel,
-    request: AssessmentRequest[Validate],
-    precision: str,
-    data: Source | None,
-    *,
-    has_reference: bool,
-    in_half: bool,
-) -> ValidateFields:
-    section, task = request.section, request.task or built.task
-    bounds = Bounds(section.min_cosine, section.min_sqnr_db, section.max_abs_error, section.min_top1_agreement)
-    if not has_reference and bounds != Bounds():
-        raise UsageError(
-            f"There is no model to compare {built.model.path} with, so bounds have no effect.",
-            advice="Give the model that it was made from as --reference, or remove the bounds.",
-        )
-    bounds = bounds.completed(precision) if has_reference else bounds
-    return ValidateFields(
-        min_cosine=bounds.min_cosine,
-        samples=None if data is not None and "samples" not in section.model_fields_set else section.samples,
-        seed=section.seed if data is None else None,
-        classifies=task is not None and task.endswith(CLASSIFYING_TASKS),
-        min_sqnr_db=bounds.min_sqnr_db,
-        max_abs_error=bounds.max_abs_error,
-        min_top1_agreement=bounds.min_top1_agreement,
-        calibrated=data is not None and _is_calibrated(built),
-        rounding=rounding(precision, in_half=in_half) if has_reference else 0.0,
-    )
 
 
 def _is_calibrated(built: BuiltModel) -> bool:

@@ -18,13 +18,13 @@ from typing import TypeVar
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.keys import cache_key, config_hash
 from winml_dag.errors import InputError, StoreError
-from winml_dag.file_reading import MOST_BYTES_OF_MANY, parse_json, read_bytes, read_json
+from winml_dag.file_reading import parse_json, read_bytes
 from winml_dag.names import KEPT
 from winml_dag.pipeline.buildgraph import prefixed
 from winml_dag.pipeline.commit import is_changing
 from winml_dag.pipeline.documents import BuildManifest, Input, Output, Stage
 from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST
-from winml_dag.pipeline.manifest import SCHEMA_VERSION, Manifest, read_manifest
+from winml_dag.pipeline.manifest import Manifest, load_manifest
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import digest_file, split_digest
 from winml_dag.store.files import files_below, name_below
@@ -123,44 +123,6 @@ def intermediates(build: BuildManifest) -> frozenset[str]:
                 own = build.component_of(stage) or slot.removesuffix("model").rstrip("_")
                 passed.update(prefixed(name, own) for name in files)
     return frozenset(passed - shipped)
-
-
-def load_manifest(folder: Path) -> Manifest:
-    """Load the manifest in *folder*, which must exist.
-
-    Raises:
-        InputError: when it cannot be read or has another format than builds write.
-    """
-    found = read_manifest(folder)
-    if found is None:
-        raise InputError(
-            f"{folder / MANIFEST} {_fault(folder / MANIFEST)}",
-            advice="Delete the folder and build again: what stages made is in the cache.",
-        )
-    return found
-
-
-def _fault(path: Path) -> str:
-    """Return why :func:`read_manifest` rejects a manifest."""
-    try:
-        value = read_json(path, MOST_BYTES_OF_MANY)
-    except OSError as error:
-        return f"cannot be read: {error.strerror or error}."
-    except ValueError as error:
-        return f"is damaged: it is not JSON ({error})."
-    version = value.get("schema_version") if isinstance(value, dict) else None
-    if version is None:
-        return "is not of this program: it has no schema_version."
-    if version != SCHEMA_VERSION:
-        return f"has schema_version {version!r}, and this version of winml-dag reads {SCHEMA_VERSION} only."
-    try:
-        for files in (value["files"], *(stage.get("placed", []) for stage in value["stages"])):
-            Artifact.from_json(files)
-    except StoreError as error:
-        return f"is damaged: {error}"
-    except (KeyError, TypeError, AttributeError):
-        pass
-    return "is damaged: its stages or files are not what a build writes."
 
 
 def _verify_folder(folder: Path) -> Verification:

@@ -16,13 +16,13 @@ from pathlib import Path
 from winml_dag.errors import InputError, StoreError, UsageError
 from winml_dag.names import KEPT
 from winml_dag.pipeline.assess.builtmodel import settings_in
-from winml_dag.pipeline.assess.verification import Found, Verification, load_manifest, recipe_folder, verify
+from winml_dag.pipeline.assess.verification import Found, Verification, recipe_folder, verify
 from winml_dag.pipeline.buildgraph import prefixed
 from winml_dag.pipeline.documents import BuildManifest, Origin
 from winml_dag.pipeline.hub import cached_snapshot
 from winml_dag.pipeline.jsonfile import has_mark, put_text
 from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST
-from winml_dag.pipeline.manifest import Manifest
+from winml_dag.pipeline.manifest import Manifest, load_manifest
 from winml_dag.report.folders import find
 from winml_dag.report.provenance.facts import BuildFacts, Dependency, HashedFile, ReadFile
 from winml_dag.store.artifact import Artifact, FileEntry
