@@ -15,7 +15,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.canonical import JsonObject
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.stage import Command, InputSlot, Memory, Node, Source, SourceFile, Stage
 from winml_dag.file_reading import PER_PATH
@@ -76,18 +76,19 @@ def plan_text(planned: BuildGraph, place_of: Mapping[str, int]) -> bytes:
     # Most nodes of a large graph share their declarations. By identity: a declaration has no hash.
     stages = {id(node.stage): node.stage for node in nodes}
     stage_places = {identity: place for place, identity in enumerate(stages)}
-    lines = [_node_line(node, stage_places[id(node.stage)]) for node in nodes]
-    head: JsonObject = {
-        "summary": _summary_json(planned.summary),
+    lines = [_text({**vars(node), "stage": stage_places[id(node.stage)]}) for node in nodes]
+    summary = {field.name: getattr(planned.summary, field.name) for field in fields(planned.summary)}
+    head: dict[str, object] = {
+        "summary": {**summary, "settings": {}},
         "final": planned.final,
         "steps": [[step.id, step.stage, step.skipped] for step in planned.steps],
-        "stages": [_stage_json(stage) for stage in stages.values()],
+        "stages": [*stages.values()],
         "sources": [
             [
                 source.name,
                 source.kind,
                 [[file.name, place_of[text_of(file.path)]] for file in source.files],
-                [str(path) for path in source.folders],
+                source.folders,
             ]
             for source in sources
         ],
@@ -226,59 +227,25 @@ class CachedPlan:
         return {slot: Artifact.of(FileEntry(*file) for file in files) for slot, files in outputs.items()}
 
 
-def _stage_json(stage: Stage) -> JsonObject:
-    slots = {
-        slot: [None if declared.accepts is None else sorted(declared.accepts), declared.required, declared.refusals]
-        for slot, declared in stage.inputs.items()
-    }
-    # asdict copies every value, which takes a fifth of planning a large sweep.
-    return {**vars(stage), "inputs": slots, "memory": vars(stage.memory)}
-
-
 def _stage(value: Any) -> Stage:
     """The declaration that *value* was made from. Raises KeyError, TypeError or ValueError for anything else."""
-    slots = {
-        slot: InputSlot(None if accepts is None else frozenset(accepts), required, refusals)
-        for slot, (accepts, required, refusals) in value["inputs"].items()
-    }
+    for slot, declared in value["inputs"].items():
+        accepts = declared.pop("accepts")
+        value["inputs"][slot] = InputSlot(None if accepts is None else frozenset(accepts), **declared)
     packages, unchanged = tuple(value["packages"]), tuple(value["likely_unchanged"])
-    memory = Memory(**value["memory"])
-    return Stage(**{**value, "inputs": slots, "packages": packages, "likely_unchanged": unchanged, "memory": memory})
-
-
-def _node_line(node: Node, stage: int) -> str:
-    command, folder, interpreter = node.command, node.folder, node.interpreter
-    return _text(
-        {
-            "id": node.id,
-            "config": node.config,
-            "inputs": node.inputs,
-            "kinds": node.kinds,
-            "toolchain": node.toolchain,
-            "tools": {name: str(path) for name, path in node.tools.items()},
-            "command": None if command is None else [command.arguments, command.environment],
-            "folder": None if folder is None else str(folder),
-            "paths": node.paths,
-            "interpreter": None if interpreter is None else str(interpreter),
-            "machine_facts": node.machine_facts,
-            "check": node.check,
-            "pools": node.pools,
-            "environment": node.environment,
-            "stage": stage,
-        }
-    )
+    return Stage(**{**value, "packages": packages, "likely_unchanged": unchanged, "memory": Memory(**value["memory"])})
 
 
 def _node(line: bytes, stages: Sequence[Stage]) -> Node:
     """The node of a *line*. Raises KeyError, TypeError or ValueError for anything else."""
     value = json.loads(line)
-    command, folder, interpreter = value["command"], value["folder"], value["interpreter"]
     value["stage"] = stages[value["stage"]]
     value["tools"] = {name: Path(path) for name, path in value["tools"].items()}
-    value["command"] = None if command is None else Command(tuple(command[0]), command[1])
-    value["folder"] = None if folder is None else Path(folder)
-    value["interpreter"] = None if interpreter is None else Path(interpreter)
     value["pools"] = tuple(value["pools"])
+    if (command := value["command"]) is not None:
+        value["command"] = Command(tuple(command["arguments"]), command["environment"])
+    for name in ("folder", "interpreter"):
+        value[name] = None if value[name] is None else Path(value[name])
     return Node(**value)
 
 
@@ -290,28 +257,24 @@ def _outputs_line(outputs: Mapping[str, Artifact]) -> bytes:
     return _text(files).encode()
 
 
-def _summary_json(summary: BuildSummary) -> JsonObject:
-    values = {field.name: getattr(summary, field.name) for field in fields(summary)}
-    return {
-        **values,
-        "output_dir": str(summary.output_dir),
-        "notices": list(summary.notices),
-        "also": list(summary.also),
-        "settings": {},
-    }
-
-
 def _summary(value: Any, settings: JsonObject) -> BuildSummary:
     folder, notices, also = Path(value["output_dir"]), tuple(value["notices"]), tuple(value["also"])
     return BuildSummary(**{**value, "output_dir": folder, "notices": notices, "also": also, "settings": settings})
 
 
-def _text(value: JsonValue) -> str:
+def _text(value: object) -> str:
     return _ENCODER.encode(value)
+
+
+def _plain(value: object) -> object:
+    """Return what JSON has for *value*: a text for a path, a list for a set, and the fields of a dataclass."""
+    if isinstance(value, Path):
+        return str(value)
+    return sorted(value) if isinstance(value, frozenset) else vars(value)
 
 
 # The key of a node that has not run.
 _NO_KEY = "-"
 
 # Shared, because creating an encoder for each of thousands of lines takes as long as encoding the lines.
-_ENCODER = json.JSONEncoder(separators=(",", ":"))
+_ENCODER = json.JSONEncoder(separators=(",", ":"), default=_plain)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -195,22 +195,12 @@ class Request:
             recipe = _recipe_words(self.recipe)
         except ValueError:
             return None
-        overrides = {name: value if value is None else str(value) for name, value in asdict(self.overrides).items()}
-        return canonical_json(
-            {
-                "recipe": recipe,
-                "item": self.item,
-                "overrides": overrides,
-                "output_dir": None if self.output_dir is None else str(self.output_dir),
-                "use_cache": self.use_cache,
-                "command": self.command,
-                "output_file": None if self.output_file is None else str(self.output_file),
-                "save_ranges": None if self.save_ranges is None else str(self.save_ranges),
-                "also": [str(path) for path in self.also],
-                "current_folder": os.getcwd(),  # noqa: PTH109 - one of the paths that are compared as texts
-                **({"final_only": True} if self.final_only else {}),
-            }
+        said, overrides = (
+            {name: value if value is None else str(value) for name, value in vars(each).items() if name not in _APART}
+            for each in (self, self.overrides)
         )
+        folder = os.getcwd()  # noqa: PTH109 - one of the paths that are compared as texts
+        return canonical_json({**said, "recipe": recipe, "overrides": overrides, "current_folder": folder})
 
 
 def _recipe_words(recipe: Path | LoadedRecipe | None) -> JsonValue:
@@ -219,6 +209,9 @@ def _recipe_words(recipe: Path | LoadedRecipe | None) -> JsonValue:
         return None if recipe is None else str(recipe)
     return {"file": str(recipe.path), "format": recipe.format, "says": json_hash(recipe.recipe.to_dict())}
 
+
+# Fields of a request that are in its text otherwise, or, as the remotes, not at all.
+_APART = ("recipe", "overrides", "remote")
 
 # Suffixes for the output name of a command when none is given. Those of optimize and quantize match winml-cli.
 _ENDINGS = {
