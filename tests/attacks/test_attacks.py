@@ -162,14 +162,14 @@ def test_a_pickle_in_place_of_a_record(machine: MachineMaker, server: FaultyServ
 
 
 def test_a_pickle_in_the_index_of_a_cache_folder(machine: MachineMaker, tmp_path: Path) -> None:
-    """Another job may have written the cache folder that CI restores."""
+    """Another job may have written the cache folder that CI restores: diskcache would run code from its database."""
     reader = machine()
     record = machine("read-write").make()
     assert reader.look(record) is not None
     (database,) = (reader.folder / "cache" / "index").rglob("cache.db")
     bomb = pickle.dumps(Payload(tmp_path / "proof"))
     with sqlite3.connect(database) as rows:
-        assert rows.execute("UPDATE entries SET value = ?", (bomb,)).rowcount > 0
+        assert rows.execute("UPDATE Cache SET mode = 4, value = ?", (bomb,)).rowcount > 0
     rows.close()
 
     assert reader.look(record) is not None, "from its file"

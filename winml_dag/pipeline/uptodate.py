@@ -11,8 +11,8 @@ home folder, and the variables that configure search paths.
 
 An entry is one file. Its first line is JSON that describes the rest: the paths, their signatures, their digests, and
 the plan. Each part is only decoded when needed: for 4000 stages the first two take 1 ms, the whole plan 50 ms. An index
-row would serve as well, but SQLite takes 5 ms to import. An invalid entry counts as absent: everything in it can be
-recomputed.
+row would serve as well, but SQLite and diskcache take 20 ms to import. An invalid entry counts as absent: everything in
+it can be recomputed.
 """
 
 from __future__ import annotations

@@ -1,23 +1,29 @@
-"""The index: what the files of a store answer slowly, in one SQLite database: digests of the user's files by signature,
-the record that was made last under a name, and the newest records of each stage.
+"""The index: what the files of a store answer slowly, in one SQLite database (diskcache): digests of the user's files
+by signature, the record that was made last under a name, and the newest records of each stage.
 
 It stores only JSON text with a checksum, and nothing that cannot be measured or made again. So a damaged database is
 moved to quarantine and a new one is started, with a warning and without failing the build. If it cannot be used at
 all, on a full disk or in a read-only cache, everything works without it: lookups find nothing, and changes are lost.
 
-A database may come from somebody else, for example with a cache folder restored in CI: a row that is not text with its
-checksum counts as absent. That is why this is not diskcache, which unpickles rows and removes files that rows name.
+diskcache unpickles every row that is marked as a pickle, so a database that somebody else wrote (for example a cache
+folder restored in CI) could run their code. Its own JSONDisk does not prevent that: it lets the base class fetch, and
+so unpickle, before it reads JSON. A row can also name a file anywhere on the disk to read, or to delete when the row is
+deleted. Therefore rows are read and written by statements that handle only text, many rows at once, which diskcache
+does not support.
 """
 
 from __future__ import annotations
 
 import os
 import sqlite3
-import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, TypeAlias, TypeVar, get_args
+from typing import Literal, Never, TypeAlias, TypeVar, get_args
+
+import diskcache
+from diskcache.core import MODE_RAW
 
 from winml_dag.canonical import JsonValue, canonical_json
 from winml_dag.errors import StoreError, warn
@@ -31,21 +37,23 @@ Namespace: TypeAlias = Literal["record", "fingerprint", "latest"]
 
 BUSY_SECONDS = 60.0
 
-_SETTINGS = (
+_SETTINGS = {
+    # No automatic eviction, and no write on reads.
+    "eviction_policy": "none",
+    "cull_limit": 0,
+    "statistics": 0,
+    # Find the rows with one tag without a full scan.
+    "tag_index": 1,
+    # Readers continue while one process writes.
+    "sqlite_journal_mode": "wal",
     # NORMAL: a killed process loses nothing, a power cut at most the last rows, never the database; writes do not wait.
-    "synchronous = normal",
+    "sqlite_synchronous": 1,
     # Not mapped: truncating a mapped file ends the process with SIGBUS.
-    "mmap_size = 0",
+    "sqlite_mmap_size": 0,
     # A foreign database has its own schema: do not let its triggers and views use SQLite's riskier functions.
-    "trusted_schema = off",
-    "cell_size_check = on",
-)
-_SCHEMA = (
-    "CREATE TABLE IF NOT EXISTS entries (key TEXT PRIMARY KEY, tag TEXT, value TEXT)",
-    "CREATE INDEX IF NOT EXISTS tags ON entries (tag)",
-    # Readers continue while one process writes. Set last: a database that has this mode has the table.
-    "PRAGMA journal_mode = wal",
-)
+    "sqlite_trusted_schema": 0,
+    "sqlite_cell_size_check": 1,
+}
 
 # Older builds of SQLite limit a statement to 999 parameters.
 _KEYS_AT_ONCE = 500
@@ -56,8 +64,31 @@ _HINDRANCES = {
     *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM),
 }
 
-_IS_TEXT = "typeof(key) = 'text' AND typeof(value) = 'text'"
-_SELECT = f"SELECT key, value FROM entries WHERE {_IS_TEXT}"
+_IS_TEXT = f"raw = 1 AND mode = {MODE_RAW} AND filename IS NULL AND typeof(key) = 'text' AND typeof(value) = 'text'"
+_UPSERT = (
+    "INSERT INTO Cache(key, raw, store_time, expire_time, access_time, access_count, tag, size, mode, filename, value)"
+    f" VALUES (?, 1, ?, NULL, ?, 0, ?, 0, {MODE_RAW}, NULL, ?) ON CONFLICT(key, raw) DO UPDATE SET"
+    " store_time = excluded.store_time, expire_time = NULL, access_time = excluded.access_time, access_count = 0,"
+    " tag = excluded.tag, size = 0, mode = excluded.mode, filename = NULL, value = excluded.value"
+)
+_SELECT = f"SELECT key, value FROM Cache WHERE {_IS_TEXT}"
+
+
+class TextOnlyError(ValueError):
+    """A row is read in another way than by the statements of this module."""
+
+
+class TextDisk(diskcache.Disk):  # type: ignore[misc]  # diskcache is untyped
+    """Turns no row into a Python object, and removes no file."""
+
+    def get(self, key: object, raw: object) -> Never:  # noqa: ARG002
+        raise TextOnlyError("Keys of the index are not read by diskcache.")
+
+    def fetch(self, mode: object, filename: object, value: object, read: bool) -> Never:  # noqa: ARG002
+        raise TextOnlyError("Values of the index are not read by diskcache.")
+
+    def remove(self, file_path: object) -> None:
+        """Does nothing: no valid row has a file, so a row that names a file must not delete it."""
 
 
 class Index:
@@ -70,12 +101,11 @@ class Index:
 
     def __init__(self, folder: Path, quarantine: Path, locks: Locks, *, busy_seconds: float = BUSY_SECONDS) -> None:
         self._folder = folder
-        self._file = str(folder / "cache.db")
+        self._file = str(folder / diskcache.core.DBNAME)
         self._quarantine = quarantine
         self._locks = locks
         self._busy_seconds = busy_seconds
-        # Of each thread: its connection, its process, and the file. A connection must not be used after a fork.
-        self._of_thread = threading.local()
+        self._opened: tuple[diskcache.Cache, object] | None = None
         self._has_warned = False
         self._is_locked = False
 
@@ -101,19 +131,33 @@ class Index:
         self, namespace: Namespace, values: Mapping[str, JsonValue], tags: Mapping[str, str] = MappingProxyType({})
     ) -> None:
         """Store *values* by name in one transaction; those with one of *tags* can also be found by it."""
+        now = time.time()
         rows = []
         for name, value in values.items():
             key, tag = f"{namespace}:{name}", f"{namespace}:{tags[name]}" if name in tags else None
-            rows.append((key, tag, with_checksum(key, canonical_json(value))))
-        self._change("INSERT OR REPLACE INTO entries (key, tag, value) VALUES (?, ?, ?)", rows)
+            rows.append((key, now, now, tag, with_checksum(key, canonical_json(value))))
+
+        def put(cache: diskcache.Cache) -> None:
+            # A third of the cost of single writes.
+            with cache.transact():
+                cache._con.executemany(_UPSERT, rows)
+
+        if rows:
+            self._do(put, None)
 
     def remove(self, namespace: Namespace, names: Iterable[str]) -> None:
         """Remove *names*; missing ones are ignored."""
-        self._change("DELETE FROM entries WHERE key = ?", [(f"{namespace}:{name}",) for name in names])
+
+        def remove(cache: diskcache.Cache) -> None:
+            with cache.transact():
+                for name in names:
+                    cache.delete(f"{namespace}:{name}")
+
+        self._do(remove, None)
 
     def remove_damaged(self) -> None:
         """Remove the rows that reading treats as absent, because they are damaged or invalid."""
-        self._change(f"DELETE FROM entries WHERE ({_IS_TEXT}) IS NOT 1", [()])
+        self._do(lambda cache: cache._sql(f"DELETE FROM Cache WHERE ({_IS_TEXT}) IS NOT 1"), None)
         for namespace in get_args(Namespace):
             names = self.names(namespace)
             if dead := set(names) - self.read(namespace, names).keys():
@@ -125,44 +169,33 @@ class Index:
         return [key.partition(":")[2] for key, _ in rows]
 
     def clear(self) -> None:
-        self._change("DELETE FROM entries", [()])
+        self._do(lambda cache: cache.clear(), None)
 
     def close(self) -> None:
         """Close this thread's connection; the next use opens it again."""
-        connection, process, _ = self._opened()
-        self._of_thread.opened = None
-        if connection is not None and process == os.getpid():
-            connection.close()
+        if self._opened is not None:
+            self._opened[0].close()
+            self._opened = None
 
     def _rows(self, condition: str, values: Sequence[object]) -> list[tuple[str, str]]:
-        return self._do(lambda connection: connection.execute(f"{_SELECT} {condition}", values).fetchall(), [])
+        return self._do(lambda cache: list(cache._sql(f"{_SELECT} {condition}", values)), [])
 
-    def _change(self, statement: str, rows: Sequence[Sequence[object]]) -> None:
-        """Execute *statement* with each of *rows* in one transaction: a third of the cost of single ones."""
-
-        def change(connection: sqlite3.Connection) -> None:
-            with connection:
-                connection.executemany(statement, rows)
-
-        if rows:
-            self._do(change, None)
-
-    def _do(self, work: Callable[[sqlite3.Connection], _T], otherwise: _T) -> _T:
+    def _do(self, work: Callable[[diskcache.Cache], _T], otherwise: _T) -> _T:
         """The result of *work*, or *otherwise* if the index cannot be used. A damaged one is replaced once."""
         if self._is_locked:
             return otherwise
         for last in (False, True):
             seen = self._identity()
             try:
-                connection, seen = self._open()
-                return work(connection)
-            except (sqlite3.Error, OSError, StoreError) as error:
+                cache, seen = self._open()
+                return work(cache)
+            except (diskcache.Timeout, sqlite3.Error, OSError) as error:
                 if (hindrance := self._hindrance(error)) is not None:
                     self._go_without(hindrance)
                     return otherwise
                 damage: Exception = error
-            except UnicodeDecodeError as error:
-                # SQLite quotes what it cannot parse in its message, and that may not be valid text.
+            except (_Unusable, UnicodeDecodeError) as error:
+                # UnicodeDecodeError: SQLite quotes what it cannot parse in its message, and that may not be valid text.
                 damage = error
             if last:
                 break
@@ -181,29 +214,18 @@ class Index:
                 "where that lasts, remove it."
             )
 
-    def _opened(self) -> tuple[sqlite3.Connection | None, int, object]:
-        return getattr(self._of_thread, "opened", None) or (None, 0, None)
+    def _open(self) -> tuple[diskcache.Cache, object]:
+        if self._opened is None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            try:
+                cache = diskcache.Cache(str(self._folder), timeout=self._busy_seconds, disk=TextDisk, **_SETTINGS)
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                # diskcache reads settings from the database and sets them as its own attributes: invalid ones break it.
+                from winml_dag.explanation import explanation
 
-    def _open(self) -> tuple[sqlite3.Connection, object]:
-        connection, process, identity = self._opened()
-        if connection is not None and process == os.getpid():
-            return connection, identity
-        self._folder.mkdir(parents=True, exist_ok=True)
-        connection = sqlite3.connect(self._file, timeout=self._busy_seconds, isolation_level="IMMEDIATE")
-        try:
-            for setting in _SETTINGS:
-                connection.execute(f"PRAGMA {setting}")
-            if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
-                # Changing the mode does not wait for another process that does so.
-                with self._locks.hold("index"):
-                    for statement in _SCHEMA:
-                        connection.execute(statement)
-        except BaseException:
-            connection.close()
-            raise
-        identity = self._identity()
-        self._of_thread.opened = connection, os.getpid(), identity
-        return connection, identity
+                raise _Unusable(explanation(error)) from error
+            self._opened = cache, self._identity()
+        return self._opened
 
     def _identity(self) -> object:
         """Distinguishes a database file from another one that replaced it."""
@@ -238,10 +260,16 @@ class Index:
 
     def _hindrance(self, error: Exception) -> object:
         """What keeps us from using a database that may be intact; None if it is damaged."""
-        if not isinstance(error, sqlite3.Error):
-            return in_plain_words(error) if isinstance(error, OSError) else str(error).rstrip(".")
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if isinstance(error, OSError):
+            return in_plain_words(error)
+        # diskcache hides the cause of a transaction that could not start behind its Timeout.
+        cause = error if isinstance(error, sqlite3.Error) else error.__context__
+        code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
         if code in _BUSY:
             self._is_locked = True
             return "it has been locked by another process for too long"
-        return error if code in _HINDRANCES else None
+        return cause if code in _HINDRANCES else None
+
+
+class _Unusable(Exception):
+    """diskcache cannot handle the content of the database."""

@@ -136,7 +136,7 @@ def test_a_process_that_ends_before_its_work_is_a_failure_whatever_its_exit_code
     assert outcome.error == "Its process ended with exit code 0."
 
 
-HEAVY = {"torch", "onnx", "onnxruntime", "numpy", "networkx", "pydantic", "click", "sqlite3"}
+HEAVY = {"torch", "onnx", "onnxruntime", "numpy", "networkx", "pydantic", "click", "diskcache"}
 
 
 def test_the_process_of_a_stage_has_a_clean_environment_no_secrets_and_few_modules(

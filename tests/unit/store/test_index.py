@@ -9,13 +9,14 @@ import sys
 import textwrap
 from collections.abc import Callable
 
+import diskcache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from winml_dag.canonical import canonical_json
 from winml_dag.store.digest import checked, with_checksum
-from winml_dag.store.index import Index
+from winml_dag.store.index import Index, TextDisk, TextOnlyError
 from winml_dag.store.locks import Locks
 
 
@@ -122,38 +123,67 @@ def test_one_changed_character_under_a_checksum_is_noticed(at, character) -> Non
 def test_a_row_moved_to_another_name_is_absent(new_index, alter) -> None:
     index = new_index()
     index.write("record", {"a": 1})
-    alter("UPDATE entries SET key = 'record:b'")
+    alter("UPDATE Cache SET key = 'record:b'")
     assert index.read("record", ["a", "b"]) == {}
 
 
-def test_a_row_of_other_types_than_text_is_absent_and_never_unpickled(new_index, alter, tmp_path) -> None:
+def test_a_pickle_in_a_row_never_runs_whatever_is_called(new_index, alter, tmp_path) -> None:
+    """The index is a file that others may have written, and diskcache unpickles a row whose mode is 4, even with its
+    JSONDisk, which calls the base class before it parses JSON.
+    """
     index = new_index()
-    index.write("record", {"value": 1, "other": 2})
+    index.write("record", {"value": 1, "file": 2})
     index.write("latest", {"kept": "sound"})
+    index.close()
     harm = pickle.dumps(Harm(tmp_path / "harmed"))
-    alter("UPDATE entries SET value = ? WHERE key = 'record:value'", (harm,))
-    alter("UPDATE entries SET value = NULL WHERE key = 'record:other'")
-    alter("INSERT INTO entries (key, value) VALUES (?, ?)", (harm, harm))
+    (tmp_path / "index" / "harm.val").write_bytes(harm)
+    alter("UPDATE Cache SET mode = 4, value = ? WHERE key = 'record:value'", (harm,))
+    alter("UPDATE Cache SET mode = 4, value = NULL, filename = 'harm.val' WHERE key = 'record:file'")
+    alter("INSERT INTO Cache (key, raw, store_time, mode, value) VALUES (?, 0, 1, 4, ?)", (harm, harm))
+    alter(
+        "INSERT INTO Cache (key, raw, store_time, expire_time, mode, value) VALUES (?, 0, 1, 2, 1, 'x')", (harm[:-1],)
+    )
 
-    assert index.read("record", ["value", "other"]) == {}
+    assert index.read("record", ["value", "file"]) == {}
     assert index.names("record") == []
-    index.remove_damaged()
-    index.write("record", {"value": 3})
-    assert index.read("record", ["value"]) == {"value": 3}
     assert index.read("latest", ["kept"]) == {"kept": "sound"}
+    cache = diskcache.Cache(str(tmp_path / "index"), disk=TextDisk)
+    assert len(cache) == 5
+    assert cache.expire() == 1
+    for read in (lambda: cache["record:value"], lambda: cache.get("record:file"), cache.peekitem):
+        with pytest.raises((TextOnlyError, KeyError)):
+            read()
+    for keys in (cache, reversed(cache), cache.iterkeys()):
+        with pytest.raises(TextOnlyError):
+            list(keys)
+    cache.clear()
+    cache.close()
     assert not (tmp_path / "harmed").exists()
+
+
+def test_a_row_that_names_a_file_neither_reads_nor_deletes_it(new_index, alter, tmp_path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text('"secret"')
+    index = new_index()
+    index.write("record", {"a": 1, "b": 1, "c": 1})
+    alter("UPDATE Cache SET mode = 3, value = NULL, filename = ?", (str(precious),))
+    assert index.read("record", ["a", "b", "c"]) == {}
+    index.write("record", {"a": 2})
+    index.remove("record", ["b"])
+    index.clear()
+    assert precious.exists()
 
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "garbage": lambda _: b"this is no database " * 500,
     "empty header": lambda data: b"\0" * 100 + data[100:],
     # A name in the schema that is no valid text, and neither is SQLite's message about it.
-    "odd text": lambda data: data.replace(b"TEXT PRIMARY KEY", b"TEXT PRIMARY \xe1EY"),
+    "odd text": lambda data: data.replace(b"BEGIN UPDATE Settings", b"BEGIN UPDATE \xe1ettings"),
     "truncated": lambda data: data[:6000],
 }
 ALTERATIONS = {
-    "no table": ("DROP TABLE entries",),
-    "another table": ("DROP TABLE entries", "CREATE TABLE entries (other)"),
+    "no tables": ("DROP TABLE Cache", "CREATE TABLE Cache (other)"),
+    "odd settings": ("INSERT INTO Settings VALUES ('disk_surprise', 1)",),
 }
 
 
@@ -246,7 +276,8 @@ def test_where_the_system_does_not_permit_its_use_all_goes_on_without_it(
         raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr(index, "_open", refuse)
+        for method in ("_sql", "transact"):
+            patched.setattr(diskcache.Cache, method, refuse)
         index.write("record", {"a": 2})
         index.remove("record", ["a"])
         assert index.read("record", ["a"]) == {}

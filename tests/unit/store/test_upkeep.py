@@ -172,12 +172,12 @@ def test_repair_makes_the_index_match_the_files_of_records(store, two_records) -
 def test_repair_forgets_rows_that_are_no_rows_of_ours(store) -> None:
     store.index.write("latest", {"name": KEY})
     with sqlite3.connect(store.folder / "index" / "cache.db") as database:
-        database.execute("UPDATE entries SET value = '[\"0000000000000000\",1]' WHERE key = 'latest:name'")
-        database.execute("UPDATE entries SET value = 4 WHERE key = ?", (f"record:{KEY}",))
-        count = database.execute("SELECT COUNT(*) FROM entries").fetchone()[0]
+        database.execute("UPDATE Cache SET value = '[\"0000000000000000\",1]' WHERE key = 'latest:name'")
+        database.execute("UPDATE Cache SET mode = 4 WHERE key = ?", (f"record:{KEY}",))
+        count = database.execute("SELECT COUNT(*) FROM Cache").fetchone()[0]
     database.close()
     assert repair(store).rows == (KEY,)
     assert store.index.names("latest") == []
     with sqlite3.connect(store.folder / "index" / "cache.db") as database:
-        assert database.execute("SELECT COUNT(*) FROM entries").fetchone()[0] == count - 1
+        assert database.execute("SELECT COUNT(*) FROM Cache").fetchone()[0] == count - 1
     database.close()
