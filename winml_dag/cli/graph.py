@@ -79,11 +79,11 @@ def _planned_builds(
     refuse_if_all_the_same(planned)
     last = _last(options["output_dir"] or sweep.output_dir)
     builds = tuple(
-        PlannedBuild.of(each.label, each.graph, store, *last.get(each.label, ()))
-        for each in planned
-        if not isinstance(each.graph, WinmlDagError)
+        PlannedBuild.of(label, graph, store, *last.get(label, ()))
+        for label, graph in planned.items()
+        if not isinstance(graph, WinmlDagError)
     )
-    refused = [f"{each.label} is rejected: {each.graph}" for each in planned if isinstance(each.graph, WinmlDagError)]
+    refused = [f"{label} is rejected: {error}" for label, error in planned.items() if isinstance(error, WinmlDagError)]
     left_out = [f"{cell.name} is skipped: {cell.left_out}" for cell in cells if cell.left_out]
     notices = tuple(_few([*refused, *left_out]))
     if not builds:

@@ -36,7 +36,7 @@ _MOST_NAMES = 4
 
 def planned_cells(
     recipes: Sequence[Path], selection: Selection, request: Request, store: Store
-) -> tuple[Sweep, tuple[Cell, ...], tuple[Planned, ...]]:
+) -> tuple[Sweep, tuple[Cell, ...], Planned]:
     """Return the sweep of *recipes*, its selected cells, and the plans of those to build, by their names.
 
     Without a folder, plans are as with ``--use-cache``.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.engine.events import StageResult, Status
-from winml_dag.engine.graph import Graph, Merged, Part, merge
+from winml_dag.engine.graph import Merged, Part, merge
 from winml_dag.engine.plan import plan_graph, prefetch, remembered_name
 from winml_dag.errors import WinmlDagError
 from winml_dag.file_reading import LatestReads, reads_logged
@@ -61,14 +61,14 @@ def build(planned: BuildGraph, driver: Driver) -> BuildResult:
         StoreError: when the cache or the output folder cannot be used.
         KeyboardInterrupt: after child processes have been stopped.
     """
-    return driver.run_one(_BuildJob("", planned, driver))
+    return driver.run_one(_BuildJob(planned, driver))
 
 
 class _BuildJob(GraphJob[BuildResult]):
     """A build, or the part of one that an edit can affect."""
 
-    def __init__(self, label: str, planned: BuildGraph, driver: Driver) -> None:
-        super().__init__(label, planned.graph, {**planned.sources, **planned.given}, planned.summary.scope)
+    def __init__(self, planned: BuildGraph, driver: Driver) -> None:
+        super().__init__(planned.graph, {**planned.sources, **planned.given}, planned.summary.scope)
         self._planned = planned
         self._driver = driver
         self._store = driver.store
@@ -129,7 +129,7 @@ class _BuildJob(GraphJob[BuildResult]):
         return replace(done, cache_note=note, traffic=self._store.traffic() if self._store.has_remotes else None)
 
     def again(self) -> _BuildJob:
-        return _BuildJob(self.label, whole(self._planned, self._store), self._driver)
+        return _BuildJob(whole(self._planned, self._store), self._driver)
 
 
 def _with_kept(result: StageResult, store: Store) -> StageResult:
@@ -153,41 +153,6 @@ def _with_kept(result: StageResult, store: Store) -> StageResult:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The outcome of one build among others.
-
-    ``error``: why it could not run or be published; a stage that failed is in ``result``. Both are None for a build
-    that was not started because another had failed.
-    """
-
-    label: str
-    result: BuildResult | None = None
-    error: WinmlDagError | None = None
-
-    @property
-    def failed(self) -> bool:
-        return self.result is None or self.result.failed or self.stopped
-
-    @property
-    def stopped(self) -> bool:
-        """Whether some of its stages did not run because another build had failed."""
-        if self.result is None:
-            return self.error is None
-        if self.result.failed:
-            return False
-        # A step that is skipped by the recipe has no result.
-        return any(view.status is Status.SKIPPED and view.result is not None for view in self.result.stages)
-
-    @property
-    def changed(self) -> bool:
-        """Whether anything ran or was published."""
-        result = self.result
-        return result is not None and (
-            result.published.changed or any(view.status is Status.RAN for view in result.stages)
-        )
-
-
-@dataclass(frozen=True)
 class StageCounts:
     """How many stages several builds have: summed over separate builds, and by stage name in the merged graph."""
 
@@ -200,10 +165,9 @@ class StageCounts:
         return sum(self.by_stage.values())
 
 
-def merged(planned: Sequence[Planned]) -> Merged:
-    """Return the merged graph of all builds that have one; node ids are prefixed with the build's label."""
-    graphs = [(each.label, each.graph) for each in planned if isinstance(each.graph, BuildGraph)]
-    return merge([Part(label, graph.graph, graph.sources) for label, graph in graphs])
+def merged(graphs: Mapping[str, BuildGraph]) -> Merged:
+    """Return the merged graph of *graphs*, by label, which prefixes the ids of their nodes."""
+    return merge([Part(label, graph.graph, graph.sources) for label, graph in graphs.items()])
 
 
 def count_stages(together: Merged) -> StageCounts:
@@ -224,40 +188,19 @@ def first_rounds(together: Merged) -> Iterator[Node]:
 
 
 def build_all(
-    planned: Sequence[Planned], driver: Driver, done: Callable[[Outcome], None] = lambda _: None
-) -> tuple[Outcome, ...]:
-    """Bring the output folders of all *planned* up to date; *done* is called with each outcome.
+    planned: Planned, driver: Driver, done: Callable[[str, Ended[BuildResult]], None] = lambda *_: None
+) -> dict[str, Ended[BuildResult]]:
+    """Bring the output folders of all *planned* up to date; *done* is called with each label and outcome.
 
-    Labels must be unique. One failure does not affect the others if the options of *driver* say so.
+    A stage that fails is in the result. One failure does not affect the others if the options of *driver* say so.
 
     Raises:
         KeyboardInterrupt: after child processes have been stopped; results published by then stay.
     """
-    jobs = [
-        _BuildJob(each.label, each.graph, driver)
-        if isinstance(each.graph, BuildGraph)
-        else _RefusedJob(each.label, each.graph)
-        for each in planned
-    ]
-    ended = driver.run(jobs, lambda label, became: done(_outcome(label, became)))
-    return tuple(_outcome(each.label, became) for each, became in zip(planned, ended, strict=True))
-
-
-class _RefusedJob(GraphJob[BuildResult]):
-    """A build that could not be planned: it fails like one that could not be published."""
-
-    def __init__(self, label: str, error: WinmlDagError) -> None:
-        super().__init__(label, Graph.of([], []), {}, "")
-        self._error = error
-
-    def refuse(self) -> None:
-        raise self._error
-
-
-def _outcome(label: str, became: Ended[BuildResult]) -> Outcome:
-    if isinstance(became, WinmlDagError):
-        return Outcome(label, error=became)
-    return Outcome(label, became)
+    jobs = {
+        label: _BuildJob(graph, driver) if isinstance(graph, BuildGraph) else graph for label, graph in planned.items()
+    }
+    return driver.run(jobs, done)
 
 
 @dataclass(frozen=True)
@@ -283,10 +226,10 @@ class DryRun:
         return self.statuses.get(Status.RAN, 0)
 
 
-def dry_run(planned: Sequence[Planned], store: Store, capacity: Capacity, *, rebuild: bool) -> DryRun:
-    """Dry-run *planned*, whose labels are unique, with *capacity*. Nothing runs or is written."""
-    graphs = {each.label: each.graph for each in planned if isinstance(each.graph, BuildGraph)}
-    common = merged(planned)
+def dry_run(planned: Planned, store: Store, capacity: Capacity, *, rebuild: bool) -> DryRun:
+    """Dry-run *planned* with *capacity*. Nothing runs or is written."""
+    graphs = {label: graph for label, graph in planned.items() if isinstance(graph, BuildGraph)}
+    common = merged(graphs)
     if not rebuild:
         prefetch(common.graph, common.sources, store)
     results = {label: plan(graph, store, rebuild=rebuild) for label, graph in graphs.items()}
@@ -295,7 +238,7 @@ def dry_run(planned: Sequence[Planned], store: Store, capacity: Capacity, *, reb
     to_run = frozenset(node_id for node_id, view in views.items() if view.status is Status.RAN)
     return DryRun(
         results=results,
-        errors={each.label: each.graph for each in planned if isinstance(each.graph, WinmlDagError)},
+        errors={label: error for label, error in planned.items() if isinstance(error, WinmlDagError)},
         counts=count_stages(common),
         statuses=Counter(view.status for view in firsts),
         seconds=_seconds(common, tuple(graphs.values()), to_run, store, capacity) if to_run else 0.0,

@@ -85,6 +85,17 @@ class BuildResult:
     def failed(self) -> bool:
         return any(view.status is Status.FAILED for view in self.stages)
 
+    @property
+    def stopped(self) -> bool:
+        """Whether some of its stages did not run because another build had failed."""
+        # A step that is skipped by the recipe has no result.
+        return not self.failed and any(result.status is Status.SKIPPED for result in self.results)
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything ran or was published."""
+        return self.published.changed or any(view.status is Status.RAN for view in self.stages)
+
 
 @dataclass(frozen=True)
 class StageView:

@@ -14,9 +14,9 @@ import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from winml_dag import file_reading
 from winml_dag.canonical import JsonValue
@@ -303,22 +303,18 @@ def plan_request(
     return replace(planned, current_plan=save_plan(planned, store, words, recipe, began_ns, around, looks))
 
 
-@dataclass(frozen=True)
-class Planned:
-    """A build among others: its label, and its graph or the error why it has none."""
-
-    label: str
-    graph: BuildGraph | WinmlDagError
+# Builds by label: the graph of each, or the error why it has none.
+Planned: TypeAlias = Mapping[str, BuildGraph | WinmlDagError]
 
 
-def plan_each(requests: Iterable[tuple[str, Request]], store: Store) -> tuple[Planned, ...]:
+def plan_each(requests: Iterable[tuple[str, Request]], store: Store) -> Planned:
     """Plan each request, by its label, to build it; one that cannot be planned has an error instead of a graph."""
     # Take it once for all requests: it is the same for each, and takes a third of the time to plan one.
     environment = environment_fingerprint(time.time_ns())
     return _each(requests, lambda request: plan_request(request, store, download=True, around=environment))
 
 
-def look_at_each(requests: Iterable[tuple[str, Request]], store: Store) -> tuple[Planned, ...]:
+def look_at_each(requests: Iterable[tuple[str, Request]], store: Store) -> Planned:
     """Plan each request like :func:`plan_each`, but only to look at it.
 
     Nothing is downloaded, and no output folder is needed. The plan cache is not used: loading or saving the plan of one
@@ -338,19 +334,18 @@ def look_at_each(requests: Iterable[tuple[str, Request]], store: Store) -> tuple
     return _each(requests, plan)
 
 
-def _each(requests: Iterable[tuple[str, Request]], plan: Callable[[Request], BuildGraph]) -> tuple[Planned, ...]:
-    found = []
+def _each(requests: Iterable[tuple[str, Request]], plan: Callable[[Request], BuildGraph]) -> Planned:
+    found: dict[str, BuildGraph | WinmlDagError] = {}
     for label, request in requests:
         try:
-            graph: BuildGraph | WinmlDagError = plan(request)
+            found[label] = plan(request)
         except WinmlDagError as error:
-            graph = error
-        found.append(Planned(label, graph))
-    return tuple(found)
+            found[label] = error
+    return found
 
 
-def refuse_if_all_the_same(planned: Sequence[Planned]) -> None:
+def refuse_if_all_the_same(planned: Planned) -> None:
     """Raise the error of all requests if each has the same one, so that it is printed once."""
-    errors = [each.graph for each in planned if isinstance(each.graph, WinmlDagError)]
+    errors = [each for each in planned.values() if isinstance(each, WinmlDagError)]
     if len(errors) == len(planned) and len({str(error) for error in errors}) == 1:
         raise errors[0]

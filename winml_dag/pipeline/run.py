@@ -74,7 +74,6 @@ class GraphJob(Generic[T]):
     """A graph to bring up to date, and what to do with its results.
 
     Attributes:
-        label: its name among others; empty for a single job.
         known: its sources by content.
         scope: the name that its results are recorded under.
         reports_shared_as_run: whether a stage that ran once for several jobs is reported as run by each, not only by
@@ -83,8 +82,7 @@ class GraphJob(Generic[T]):
 
     reports_shared_as_run = False
 
-    def __init__(self, label: str, graph: Graph, known: Mapping[str, Artifact], scope: str) -> None:
-        self.label = label
+    def __init__(self, graph: Graph, known: Mapping[str, Artifact], scope: str) -> None:
         self.graph = graph
         self.known = known
         self.scope = scope
@@ -124,6 +122,8 @@ class GraphJob(Generic[T]):
 
 # The outcome of a job; None if it was not started because another had failed.
 Ended: TypeAlias = "T | WinmlDagError | None"
+# By label, which prefixes node ids; a single job may have an empty one.
+Jobs: TypeAlias = "Mapping[str, GraphJob[T] | WinmlDagError]"
 
 
 def _nobody(_label: str, _ended: object) -> None:
@@ -140,10 +140,11 @@ class Driver:
     executor: Executor | None = None
     on_eta: Callable[[Eta], None] | None = None
 
-    def run(self, jobs: Sequence[GraphJob[T]], done: Callable[[str, Ended[T]], None] = _nobody) -> tuple[Ended[T], ...]:
-        """Return the outcome of each of *jobs*, whose labels are unique; *done* is called with each label and outcome.
+    def run(self, jobs: Jobs[T], done: Callable[[str, Ended[T]], None] = _nobody) -> dict[str, Ended[T]]:
+        """Return the outcome of each of *jobs*, by its label; *done* is called with each label and outcome.
 
-        One failure does not affect the other jobs if the options say so.
+        An error among *jobs* is that of a job that could not be planned. One failure does not affect the other jobs if
+        the options say so.
 
         Raises:
             KeyboardInterrupt: after child processes have been stopped; results published by then stay.
@@ -152,7 +153,7 @@ class Driver:
 
     def run_one(self, job: GraphJob[T]) -> T:
         """Return the result of *job*, or raise its error."""
-        (ended,) = self.run([job])
+        ended = self.run({"": job})[""]
         if isinstance(ended, WinmlDagError):
             raise ended
         assert ended is not None
@@ -163,7 +164,7 @@ class Driver:
 class _Running(Generic[T]):
     """A job in progress. ``waits``: nodes of the merged graph without a result."""
 
-    place: int
+    label: str
     job: GraphJob[T]
     began: float
     planned_results: tuple[StageResult, ...]
@@ -174,92 +175,96 @@ class _Running(Generic[T]):
 class _Run(Generic[T]):
     """One run of several jobs."""
 
-    def __init__(self, driver: Driver, jobs: Sequence[GraphJob[T]], done: Callable[[str, Ended[T]], None]) -> None:
+    def __init__(self, driver: Driver, jobs: Jobs[T], done: Callable[[str, Ended[T]], None]) -> None:
         self._driver = driver
         self._store = driver.store
         self._options = driver.options
         self._observer = driver.observer or Silent()
-        self._jobs = [*jobs]
+        self._jobs = {label: job for label, job in jobs.items() if not isinstance(job, WinmlDagError)}
         self._done = done
-        self._ended: dict[int, Ended[T]] = {}
+        self._ended: dict[str, Ended[T]] = dict.fromkeys(jobs)
         self._has_failed = False
         # Jobs to settle, and those that met a damaged blob.
-        self._finished: dict[int, tuple[T, tuple[StageResult, ...]]] = {}
-        self._damaged: list[int] = []
+        self._finished: dict[str, tuple[T, tuple[StageResult, ...]]] = {}
+        self._damaged: list[str] = []
+        for label, error in jobs.items():
+            if isinstance(error, WinmlDagError):
+                self._end(label, error)
 
-    def run(self) -> tuple[Ended[T], ...]:
-        places, rebuild = range(len(self._jobs)), self._options.rebuild
-        in_place = [at for at in places if any(node.folder is not None for node in self._jobs[at].graph.nodes)]
-        self._run_together([place for place in places if place not in in_place], rebuild=rebuild)
-        for place in in_place:
-            self._run_alone(place, rebuild=rebuild)
+    def run(self) -> dict[str, Ended[T]]:
+        rebuild = self._options.rebuild
+        in_place = [
+            label for label, job in self._jobs.items() if any(node.folder is not None for node in job.graph.nodes)
+        ]
+        self._run_together([label for label in self._jobs if label not in in_place], rebuild=rebuild)
+        for label in in_place:
+            self._run_alone(label, rebuild=rebuild)
         for _ in range(1, _TRIES):
             damaged, self._damaged = self._damaged, []
-            for place in damaged:
+            for label in damaged:
                 # The blob is in quarantine now, so its stage will be found to need a rerun, possibly only in the whole
                 # graph.
-                self._jobs[place] = self._jobs[place].again()
-                self._run_alone(place, rebuild=False)
-        for place in self._damaged:
-            self._end(place, StoreError(_DAMAGED, advice=_DAMAGED_ADVICE))
+                self._jobs[label] = self._jobs[label].again()
+                self._run_alone(label, rebuild=False)
+        for label in self._damaged:
+            self._end(label, StoreError(_DAMAGED, advice=_DAMAGED_ADVICE))
         # Also after an error: stages that ran have results, and only this run offers them for upload.
         self._store.settle()
         # After the run: during it, trimming the cache could not remove anything that the run made.
-        for place, (value, of_job) in self._finished.items():
-            self._ended[place] = self._jobs[place].settle(value, of_job)
-        return tuple(self._ended[place] for place in places)
+        for label, (value, of_job) in self._finished.items():
+            self._ended[label] = self._jobs[label].settle(value, of_job)
+        return self._ended
 
-    def _run_alone(self, place: int, *, rebuild: bool) -> None:
+    def _run_alone(self, label: str, *, rebuild: bool) -> None:
         if self._has_failed and not self._options.keep_going:
-            self._end(place, None)
+            self._end(label, None)
         else:
-            self._run_together([place], rebuild=rebuild)
+            self._run_together([label], rebuild=rebuild)
 
-    def _run_together(self, places: Sequence[int], *, rebuild: bool) -> None:
-        """Bring the jobs at *places* up to date, as one graph if several have something to run."""
-        if self._store.has_remotes and not rebuild and places:
-            whole = _merged([self._jobs[place] for place in places])
+    def _run_together(self, labels: Sequence[str], *, rebuild: bool) -> None:
+        """Bring the jobs called *labels* up to date, as one graph if several have something to run."""
+        if self._store.has_remotes and not rebuild and labels:
+            whole = _merged({label: self._jobs[label] for label in labels})
             prefetch(whole.graph, whole.sources, self._store)
         reused, running = list[_Running[T]](), list[_Running[T]]()
-        for place in places:
-            job, began = self._jobs[place], time.monotonic()
+        for label in labels:
+            job, began = self._jobs[label], time.monotonic()
             try:
                 job.refuse()
                 planned_results = dry_run(job.graph, job.known, self._store, scope=job.scope, rebuild=rebuild)
                 job.begin(planned_results)
             except WinmlDagError as error:
-                self._end(place, error)
+                self._end(label, error)
                 continue
             is_reused = len(planned_results) == len(job.graph.nodes)
-            (reused if is_reused else running).append(_Running(place, job, began, planned_results))
-        if self._store.has_remotes and len(places) > 1:
+            (reused if is_reused else running).append(_Running(label, job, began, planned_results))
+        if self._store.has_remotes and len(labels) > 1:
             needed = [one.job.needed_files(one.planned_results) for one in reused]
             self._store.fetch_ahead([file for files in needed for file in files])
         for one in reused:
-            _reuse_all(one.planned_results, self._store, one.job, self._observer)
-            one.results = {result.node.id: result for result in one.planned_results}
+            _reuse_all(one, self._store, self._observer)
             self._finish(one)
         if running:
             try:
                 self._execute(running, rebuild=rebuild)
             except BlobDamaged:  # of an artifact that a stage outside of a part has output
-                self._damaged += (one.place for one in running)
+                self._damaged += (one.label for one in running)
             except WinmlDagError as error:
                 if len(running) > 1:
                     raise
-                self._end(running[0].place, error)
+                self._end(running[0].label, error)
 
     def _finish(self, one: _Running[T]) -> None:
         results = tuple(one.results[node.id] for node in one.job.graph.nodes)
         try:
             value = one.job.finish(results, one.began)
         except BlobDamaged:
-            self._damaged.append(one.place)
+            self._damaged.append(one.label)
         except WinmlDagError as error:
-            self._end(one.place, error)
+            self._end(one.label, error)
         else:
-            self._finished[one.place] = (value, results)
-            self._end(one.place, value, results)
+            self._finished[one.label] = (value, results)
+            self._end(one.label, value, results)
 
     def _execute(self, running: Sequence[_Running[T]], *, rebuild: bool) -> None:
         """Run the merged graph of *running*, and finish each of them as soon as its last stage has a result.
@@ -276,7 +281,7 @@ class _Run(Generic[T]):
         from winml_dag.engine.schedule import RunOptions, Scheduler
 
         options, store, timeout = self._options, self._store, self._options.stage_timeout_seconds
-        common, (first, *others) = _merged([one.job for one in running]), running
+        common, (first, *others) = _merged({one.label: one.job for one in running}), running
         for one, ids in zip(running, common.ids, strict=True):
             one.waits = set(ids.values())
         remembered = {
@@ -319,28 +324,29 @@ class _Run(Generic[T]):
                 admission=admission,
             ).run()
 
-    def _end(self, place: int, ended: Ended[T], results: Iterable[StageResult] = ()) -> None:
+    def _end(self, label: str, ended: Ended[T], results: Iterable[StageResult] = ()) -> None:
         is_whole = not any(result.status in (Status.FAILED, Status.SKIPPED) for result in results)
         self._has_failed |= isinstance(ended, WinmlDagError) or not is_whole
-        self._ended[place] = ended
-        self._done(self._jobs[place].label, ended)
+        self._ended[label] = ended
+        self._done(label, ended)
 
 
-def _merged(jobs: Sequence[GraphJob[T]]) -> Merged:
-    """Return the graph of all *jobs*; that of a single one, which may be a part of a graph, as it is."""
-    job = jobs[0]
-    if len(jobs) == 1 and not job.label:
+def _merged(jobs: Mapping[str, GraphJob[T]]) -> Merged:
+    """Return the graph of all *jobs*; that of one without a label, which may be a part of a graph, as it is."""
+    if (job := jobs.get("")) is not None:
         return Merged(job.graph, job.known, ({node.id: node.id for node in job.graph.nodes},), {})
-    return merge([Part(job.label, job.graph, job.known) for job in jobs])
+    return merge([Part(label, job.graph, job.known) for label, job in jobs.items()])
 
 
-def _reuse_all(planned_results: Sequence[StageResult], store: Store, job: GraphJob[T], observer: Observer) -> None:
-    """Record that the whole graph of *job* is reused, without a scratch folder, threads or processes."""
+def _reuse_all(one: _Running[T], store: Store, observer: Observer) -> None:
+    """Record that the whole graph of a job is reused, without a scratch folder, threads or processes."""
+    planned_results, scope = one.planned_results, one.job.scope
     store.used(result.cache_key for result in planned_results if result.cache_key)
     found = (result for result in planned_results if result.reason.kind != "up to date")
-    store.remember({remembered_name(job.scope, result.node): result.cache_key for result in found if result.cache_key})
+    store.remember({remembered_name(scope, result.node): result.cache_key for result in found if result.cache_key})
     for result in planned_results:
-        node = replace(result.node, id=f"{job.label}/{result.node.id}") if job.label else result.node
+        one.results[result.node.id] = result
+        node = replace(result.node, id=f"{one.label}/{result.node.id}") if one.label else result.node
         observer.finished(replace(result, node=node))
 
 

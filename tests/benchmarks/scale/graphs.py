@@ -53,7 +53,7 @@ def planned(groups: int, folder: Path, *, edited: bool = False) -> Planning:
         cells = load_sweep(recipe).cells
         request = Request(None, Overrides())
         asked = [(cell.name, request_of(cell, request, folder / "out")) for cell in cells]
-        graphs = {each.label: each.graph for each in look_at_each(asked, store)}
+        graphs = look_at_each(asked, store)
     finally:
         store.close()
     return Planning(tuple(_parts(graphs)), len(graphs), time.process_time() - began)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +15,12 @@ from pipeline_samples import save_model
 
 from winml_dag.engine.events import Silent, StageResult, Status
 from winml_dag.errors import InputError, StoreError, UsageError
-from winml_dag.pipeline.build import Outcome, build, build_all, count_stages, merged
+from winml_dag.pipeline.build import build, build_all, count_stages, merged
 from winml_dag.pipeline.buildgraph import BuildGraph
-from winml_dag.pipeline.plan_cache import Planned, plan_request
+from winml_dag.pipeline.buildresult import BuildResult
+from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
-from winml_dag.pipeline.run import BuildOptions, Driver
+from winml_dag.pipeline.run import BuildOptions, Driver, Ended
 from winml_dag.store.blobs import STAMP_NS
 from winml_dag.store.store import Store
 
@@ -34,7 +35,7 @@ class Builds:
         self.store = Store(folder / "cache")
         save_model(folder / "m.onnx", "MatMul", weight=np.ones((4, 4)))
 
-    def plan(self, label: str, precision: str = "fp32", task: str | None = None) -> Planned:
+    def plan(self, label: str, precision: str = "fp32", task: str | None = None) -> dict[str, BuildGraph]:
         overrides = Overrides(
             onnx=self.folder / "m.onnx",
             precision=precision,
@@ -45,15 +46,15 @@ class Builds:
             compile=False,
         )
         request = Request(None, overrides, self.folder / label)
-        return Planned(label, plan_request(request, self.store, download=False))
+        return {label: plan_request(request, self.store, download=False)}
 
-    def own_stages(self, label: str, program: str) -> Planned:
+    def own_stages(self, label: str, program: str) -> dict[str, BuildGraph]:
         """Return a build of one user-defined stage, which works in the recipe's folder."""
         (self.folder / label).mkdir()
         recipe = self.folder / label / "recipe.json"
         command = [sys.executable, "-c", program, "{outputs.out}"]
         recipe.write_text(json.dumps({"stages": {"note": {"command": command, "outputs": {"out": "note.txt"}}}}))
-        return Planned(label, plan_request(Request(recipe, Overrides()), self.store, download=False))
+        return {label: plan_request(Request(recipe, Overrides()), self.store, download=False)}
 
 
 @pytest.fixture
@@ -61,22 +62,20 @@ def builds(tmp_path: Path) -> Builds:
     return Builds(tmp_path)
 
 
-def statuses(outcomes: Sequence[Outcome]) -> dict[str, list[Status]]:
+def statuses(ended: Mapping[str, Ended[BuildResult]]) -> dict[str, list[Status]]:
     return {
-        outcome.label: [view.status for view in outcome.result.stages if view.result is not None]
-        for outcome in outcomes
-        if outcome.result is not None
+        label: [result.status for result in one.results] for label, one in ended.items() if isinstance(one, BuildResult)
     }
 
 
 def test_what_is_shared_runs_once_and_every_build_has_its_own_folder(builds: Builds) -> None:
-    planned = [builds.plan("one"), builds.plan("two"), builds.plan("half", "fp16")]
+    planned = builds.plan("one") | builds.plan("two") | builds.plan("half", "fp16")
     counted = count_stages(merged(planned))
     assert (counted.builds, counted.stages, counted.apart) == (3, 3, 4)
     assert counted.by_stage == {"finalize": 2, "quantize": 1}
 
     told: list[str] = []
-    outcomes = build_all(planned, Driver(builds.store, OPTIONS), lambda outcome: told.append(outcome.label))
+    outcomes = build_all(planned, Driver(builds.store, OPTIONS), lambda label, _: told.append(label))
     assert statuses(outcomes) == {
         "one": [Status.RAN],
         "two": [Status.REUSED],
@@ -91,26 +90,28 @@ def test_what_is_shared_runs_once_and_every_build_has_its_own_folder(builds: Bui
 
     # Separately, each finds itself up to date: each is recorded under its own name.
     for label, precision in (("one", "fp32"), ("two", "fp32"), ("half", "fp16")):
-        (again,) = build_all([builds.plan(label, precision)], Driver(builds.store, OPTIONS))
-        assert again.result is not None
-        assert {view.reason for view in again.result.stages if view.result is not None} == {"up to date"}
+        (again,) = build_all(builds.plan(label, precision), Driver(builds.store, OPTIONS)).values()
+        assert isinstance(again, BuildResult)
+        assert {view.reason for view in again.stages if view.result is not None} == {"up to date"}
         assert not again.changed
 
 
 def test_a_build_that_cannot_be_planned_or_placed_keeps_no_other_back(builds: Builds) -> None:
     (builds.folder / "taken").mkdir()
     (builds.folder / "taken" / "model.onnx").write_text("mine")
-    lost = Planned("lost", InputError("There is no such model."))
-    outcomes = build_all([lost, builds.plan("taken"), builds.plan("whole")], Driver(builds.store, OPTIONS))
-    assert [outcome.failed for outcome in outcomes] == [True, True, False]
-    assert isinstance(outcomes[0].error, InputError)
-    assert isinstance(outcomes[1].error, UsageError)
+    planned = {"lost": InputError("There is no such model.")} | builds.plan("taken") | builds.plan("whole")
+    ended = build_all(planned, Driver(builds.store, OPTIONS))
+    assert {label: type(one) for label, one in ended.items()} == {
+        "lost": InputError,
+        "taken": UsageError,
+        "whole": BuildResult,
+    }
     assert (builds.folder / "taken" / "model.onnx").read_text() == "mine"
     assert (builds.folder / "whole" / "model.onnx").is_file()
 
 
 def test_a_blob_that_is_found_rotten_when_it_is_placed_is_made_again(builds: Builds) -> None:
-    build_all([builds.plan("one")], Driver(builds.store, OPTIONS))
+    build_all(builds.plan("one"), Driver(builds.store, OPTIONS))
     rotten = [
         path
         for path in (builds.folder / "cache" / "blobs").rglob("*")
@@ -121,30 +122,27 @@ def test_a_blob_that_is_found_rotten_when_it_is_placed_is_made_again(builds: Bui
         path.chmod(0o600)
         path.write_bytes(bytes(path.stat().st_size))
         os.utime(path, ns=(STAMP_NS, STAMP_NS))
-    outcomes = build_all([builds.plan("two"), builds.plan("three")], Driver(builds.store, OPTIONS))
-    assert not any(outcome.failed for outcome in outcomes)
+    ended = build_all(builds.plan("two") | builds.plan("three"), Driver(builds.store, OPTIONS))
+    assert all(isinstance(one, BuildResult) and not one.failed for one in ended.values())
     for label in ("two", "three"):
         assert (builds.folder / label / "model.onnx").read_bytes() == (builds.folder / "one/model.onnx").read_bytes()
 
 
 def test_builds_with_stages_of_their_own_work_in_their_own_folders(builds: Builds) -> None:
     writes = "import sys; open(sys.argv[1], 'w').write('done')"
-    planned = [
-        builds.own_stages("first", writes),
-        builds.own_stages("broken", "raise SystemExit(3)"),
-        builds.own_stages("last", writes),
-    ]
-    outcomes = build_all(planned, Driver(builds.store, OPTIONS))
-    assert [outcome.failed for outcome in outcomes] == [False, True, False]
+    programs = {"first": writes, "broken": "raise SystemExit(3)", "last": writes}
+    planned = {label: graph for name in programs for label, graph in builds.own_stages(name, programs[name]).items()}
+    ended = build_all(planned, Driver(builds.store, OPTIONS))
+    assert [isinstance(one, BuildResult) and one.failed for one in ended.values()] == [False, True, False]
     assert (builds.folder / "first" / "note.txt").read_text() == "done"
     assert (builds.folder / "last" / "note.txt").read_text() == "done"
     assert not (builds.folder / "broken" / "note.txt").exists()
 
 
 def test_rebuild_runs_shared_stages_once_too(builds: Builds) -> None:
-    planned = [builds.plan("one"), builds.plan("two")]
+    planned = builds.plan("one") | builds.plan("two")
     build_all(planned, Driver(builds.store, OPTIONS))
-    again = [builds.plan("one"), builds.plan("two")]
+    again = builds.plan("one") | builds.plan("two")
     outcomes = build_all(again, Driver(builds.store, BuildOptions(jobs=2, rebuild=True)))
     assert statuses(outcomes) == {"one": [Status.RAN], "two": [Status.REUSED]}
 

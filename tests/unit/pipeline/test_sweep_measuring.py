@@ -32,10 +32,10 @@ def test_each_is_told_of_when_it_has_all_its_results_and_what_is_shared_runs_onc
     # The third consists of what the first reads last; the second reads one more.
     graphs = {"first": _graph("first", 1, 2), "second": _graph("second", 2, 3), "third": _graph("third", 2)}
     told: list[tuple[str, int]] = []
-    jobs = [MeasurementJob(graph, driver.store, name) for name, graph in graphs.items()]
+    jobs = {name: MeasurementJob(graph, driver.store) for name, graph in graphs.items()}
     ended = driver.run(jobs, lambda name, _: told.append((name, len(executor.calls))))
     assert sorted(told) == [("first", 2), ("second", 3), ("third", 2)]
-    assert [len(each.results) for each in ended if isinstance(each, Measurement)] == [2, 2, 1]
+    assert [len(each.results) for each in ended.values() if isinstance(each, Measurement)] == [2, 2, 1]
     # Cached results are reported as well.
     told.clear()
     driver.run(jobs, lambda name, _: told.append((name, len(executor.calls))))

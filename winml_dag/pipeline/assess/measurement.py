@@ -211,12 +211,11 @@ class MeasurementJob(GraphJob[Measurement]):
         self,
         planned: MeasurementGraph,
         store: Store,
-        label: str = "",
         *,
         folder: Path | None = None,
         overwrite: bool = False,
     ) -> None:
-        super().__init__(label, planned.graph, planned.sources, planned.scope)
+        super().__init__(planned.graph, planned.sources, planned.scope)
         self._store = store
         self._folder = folder
         self._overwrite = overwrite

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.engine.events import Status
-from winml_dag.errors import InputError, UsageError
+from winml_dag.errors import InputError, UsageError, WinmlDagError
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.sweep.result import (
     CellResult,
@@ -22,10 +22,10 @@ from winml_dag.pipeline.sweep.result import (
 
 if TYPE_CHECKING:
     from winml_dag.engine.eta import CriticalPath
-    from winml_dag.pipeline.build import Outcome
-    from winml_dag.pipeline.buildresult import StageView
+    from winml_dag.pipeline.buildresult import BuildResult, StageView
     from winml_dag.pipeline.plan_cache import Planned
     from winml_dag.pipeline.request import Overrides, Request
+    from winml_dag.pipeline.run import Ended
     from winml_dag.recipe.sweep import Cell, Sweep
 
 
@@ -119,19 +119,20 @@ def request_of(cell: Cell, request: Request, folder: Path | None) -> Request:
     return replace(request, recipe=recipe, item=item, output_dir=output_dir)
 
 
-def cell_result(cell: Cell, outcome: Outcome, command: str, started: Mapping[str, float]) -> CellResult:
-    """Return the result of *cell*, which *command* builds. *started*: when each stage that ran was started, by key, in
-    seconds of the run.
+def cell_result(cell: Cell, ended: Ended[BuildResult], command: str, started: Mapping[str, float]) -> CellResult:
+    """Return the result of *cell*, which *command* builds and which has *ended*.
+
+    *started*: when each stage that ran was started, by key, in seconds of the run.
     """
     result = CellResult(cell.name, cell.values, cell.folder, CellStatus.BUILT, command=command)
-    if outcome.error is not None:
-        if isinstance(outcome.error, UsageError | InputError):
-            return replace(result, status=CellStatus.REFUSED, why=str(outcome.error))
-        failure = Failure(None, outcome.error.message, outcome.error.advice)
-        return replace(result, status=CellStatus.FAILED, why=str(outcome.error), failure=failure)
-    if outcome.result is None:
+    if isinstance(ended, UsageError | InputError):
+        return replace(result, status=CellStatus.REFUSED, why=str(ended))
+    if isinstance(ended, WinmlDagError):
+        failure = Failure(None, ended.message, ended.advice)
+        return replace(result, status=CellStatus.FAILED, why=str(ended), failure=failure)
+    if ended is None:
         return replace(result, status=CellStatus.NOT_REACHED, why=_STOPPED)
-    views = outcome.result.stages
+    views = ended.stages
     stages = tuple(_stage_run(view, started) for view in views)
     result = replace(
         result,
@@ -146,9 +147,9 @@ def cell_result(cell: Cell, outcome: Outcome, command: str, started: Mapping[str
             log = None if failed.log is None else str(failed.log)
             failure = Failure(view.id, failed.error, failed.advice, log, failed.tail)
             return replace(result, status=CellStatus.FAILED, why=why, failure=failure)
-    if outcome.stopped:
+    if ended.stopped:
         return replace(result, status=CellStatus.NOT_REACHED, why=_STOPPED)
-    return replace(result, status=CellStatus.BUILT if outcome.changed else CellStatus.UP_TO_DATE)
+    return replace(result, status=CellStatus.BUILT if ended.changed else CellStatus.UP_TO_DATE)
 
 
 def _stage_run(view: StageView, started: Mapping[str, float]) -> StageRun:
@@ -243,7 +244,7 @@ def shared_graph(cells: Sequence[CellResult], longest: CriticalPath) -> SharedGr
 
 
 def longest_chain(
-    planned: Sequence[Planned], outcomes: Sequence[Outcome], seconds: Mapping[str, float]
+    planned: Planned, ended: Mapping[str, Ended[BuildResult]], seconds: Mapping[str, float]
 ) -> CriticalPath:
     """Return the critical path of the run, as ``<cell>/<id>``; *seconds*: the time of stages that ran, by key.
 
@@ -252,12 +253,13 @@ def longest_chain(
     from winml_dag.engine.eta import CriticalPath, critical_path
 
     found = CriticalPath((), 0.0)
-    for each, outcome in zip(planned, outcomes, strict=True):
-        if isinstance(each.graph, BuildGraph) and outcome.result is not None:
-            taken = {view.id: seconds.get(view.cache_key or "", 0.0) for view in outcome.result.stages}
-            chain = critical_path(each.graph.graph, taken)
+    for label, graph in planned.items():
+        result = ended[label]
+        if isinstance(graph, BuildGraph) and result is not None and not isinstance(result, WinmlDagError):
+            taken = {view.id: seconds.get(view.cache_key or "", 0.0) for view in result.stages}
+            chain = critical_path(graph.graph, taken)
             if chain.seconds > found.seconds:
-                found = CriticalPath(tuple(f"{each.label}/{stage}" for stage in chain.ids), chain.seconds)
+                found = CriticalPath(tuple(f"{label}/{stage}" for stage in chain.ids), chain.seconds)
     return found
 
 

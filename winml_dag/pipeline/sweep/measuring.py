@@ -89,16 +89,15 @@ def _measured(
         except WinmlDagError as error:
             measured[cell.name] = Measured(error=str(error))
             done(cell.name)
-    jobs = [MeasurementJob(each.measurement, driver.store, name) for name, each in planned.items()]
-    ended = driver.run(jobs, lambda name, _: done(name))
-    for (name, each), became in zip(planned.items(), ended, strict=True):
+    jobs = {name: MeasurementJob(each.measurement, driver.store) for name, each in planned.items()}
+    for name, became in driver.run(jobs, lambda name, _: done(name)).items():
         assert became is not None
         if isinstance(became, WinmlDagError):
             measured[name] = Measured(error=str(became))
         elif became.failed is not None:
             measured[name] = Measured(error=str(became.failed.as_error()))
         else:
-            measured[name] = Measured(became.freshness, became.made_at, each.report(became))
+            measured[name] = Measured(became.freshness, became.made_at, planned[name].report(became))
     return measured
 
 

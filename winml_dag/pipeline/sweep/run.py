@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from winml_dag.engine.events import Observer, PassingOn, ReadProgress, Silent, StageResult
 from winml_dag.errors import StageError, WinmlDagError
-from winml_dag.pipeline.build import Outcome, build, build_all, plan
+from winml_dag.pipeline.build import build, build_all, plan
+from winml_dag.pipeline.buildresult import BuildResult
 from winml_dag.pipeline.plan_cache import plan_each, plan_request
-from winml_dag.pipeline.run import BuildOptions, Driver
+from winml_dag.pipeline.run import BuildOptions, Driver, Ended
 from winml_dag.pipeline.search import WithoutRounds
 from winml_dag.pipeline.sweep.cells import (
     Selection,
@@ -263,19 +264,18 @@ class _Run:
             return
         planned = plan_each([(cell.name, self._requests[cell.name]) for cell in rest], self._store)
 
-        def done(outcome: Outcome) -> None:
-            if outcome.error is not None:
-                self._refusals[outcome.label] = outcome.error.exit_code
-            command = f"{self._sweep_run.command} --filter {shlex.quote(outcome.label)}"
-            finish(cell_result(by_name[outcome.label], outcome, command, self._timed.started_at))
+        def done(name: str, ended: Ended[BuildResult]) -> None:
+            if isinstance(ended, WinmlDagError):
+                self._refusals[name] = ended.exit_code
+            command = f"{self._sweep_run.command} --filter {shlex.quote(name)}"
+            finish(cell_result(by_name[name], ended, command, self._timed.started_at))
 
         # One observer for each phase: repeated rounds are only relevant within one.
-        outcomes = build_all(planned, replace(driver, observer=WithoutRounds(self._timed)), done)
-        for outcome in outcomes:
-            if outcome.result is not None and outcome.changed:
-                cache = [outcome.result.cache_note] if outcome.result.cache_note else []
-                self._notes |= dict.fromkeys((*outcome.result.build.notices, *cache))
-        self._ledger.lasted(longest_chain(planned, outcomes, self._timed.seconds))
+        ended = build_all(planned, replace(driver, observer=WithoutRounds(self._timed)), done)
+        for result in ended.values():
+            if isinstance(result, BuildResult) and result.changed:
+                self._notes |= dict.fromkeys((*result.build.notices, *filter(None, [result.cache_note])))
+        self._ledger.lasted(longest_chain(planned, ended, self._timed.seconds))
 
     def _known(self, cells: Iterable[Cell]) -> Iterator[tuple[str, tuple[CurrentPlan, CellResult]]]:
         """Yield each cell with nothing to do: its name, its current plan, and its last result."""
@@ -342,12 +342,12 @@ class _Run:
         cells = self._sweep_run.sweep.cells
         others = [cell for cell in cells if cell.name not in self._results and known[cell.name].is_there]
         requests = [(cell.name, self._request(cell)) for cell in others]
-        for planned in plan_each(requests, self._store):
+        for name, graph in plan_each(requests, self._store).items():
             now = frozenset[str | None]()
-            if not isinstance(planned.graph, WinmlDagError):
-                now = frozenset(view.cache_key for view in plan(planned.graph, self._store).stages)
-            if not keys_of(known[planned.label]) <= now:
-                yield replace(known[planned.label], status=CellStatus.NOT_REACHED, why=_OUTDATED)
+            if not isinstance(graph, WinmlDagError):
+                now = frozenset(view.cache_key for view in plan(graph, self._store).stages)
+            if not keys_of(known[name]) <= now:
+                yield replace(known[name], status=CellStatus.NOT_REACHED, why=_OUTDATED)
 
     def _carry_out(self, cells: Sequence[Cell]) -> Sequence[CellResult]:
         """Build and measure further *cells* like those of the sweep."""

@@ -248,8 +248,7 @@ def rank_cells(
     graphs = {name: one[0] for name, one in planned.items() if not isinstance(one, str)}
     # Stages before the ranking belong to the cells, which --rebuild has already rebuilt.
     driver = replace(driver, options=replace(driver.options, rebuild=False))
-    ended = driver.run([MeasurementJob(graph, driver.store, name) for name, graph in graphs.items()])
-    results = dict(zip(graphs, ended, strict=True))
+    results = driver.run({name: MeasurementJob(graph, driver.store) for name, graph in graphs.items()})
     return {
         name: one if isinstance(one, str) else _ranked(results[name], one[1], driver.store)
         for name, one in planned.items()
