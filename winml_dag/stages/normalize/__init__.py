@@ -45,7 +45,7 @@ class NormalizeConfig:
 
 NORMALIZE = Stage(
     name="normalize",
-    version=1,
+    version=2,
     work="winml_dag.stages.normalize.rewrite:run",
     config="winml_dag.stages.normalize:NormalizeConfig",
     inputs={
