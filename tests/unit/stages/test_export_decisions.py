@@ -192,7 +192,7 @@ def test_every_axis_is_tried_at_more_than_one_size(shape: list[int | str], size:
 
 def test_sizes_are_chosen_for_the_named_axes_only() -> None:
     """The first is not 1, which exporters take for a constant."""
-    assert sizes_by_run([_input(1, 3, sizes=(1, 3))]) == ({}, {}, {})
+    assert sizes_by_run([_input(1, 3, sizes=(1, 3))]) == ({}, {})
     assert sizes_by_run([TEXT])[0] == {"batch": 2, "sequence": 128}
 
 

@@ -28,7 +28,7 @@ from winml_dag.stages.pair import run_model
 Arrays = Mapping[str, NDArray[np.generic]]
 Sizes = Mapping[str, int]
 
-RUNS = 3
+_RUNS = 3
 
 # Correct float32 exports differ by up to 1e-5 of the largest output; a wrong one is off by far more.
 LEAST_COSINE = 0.9999
@@ -44,10 +44,10 @@ _BATCH_SIZES = (2, 1, 3)
 
 
 def sizes_by_run(inputs: Sequence[ModelInput]) -> tuple[Sizes, ...]:
-    """The size of every dynamic axis, by name, in each of :data:`RUNS` runs; no two runs have the same sizes.
+    """The size of every dynamic axis, by name, in each of three runs; no two runs have the same sizes.
 
     A batch (axis 0) is 2, 1 and 3. Any other axis has its default size and, in one later run, half of it: most models
-    support half an image or text.
+    support half an image or text. Without a dynamic axis there are two runs, which differ in their values only.
     """
     usual: dict[str, int] = {}
     batches: set[str] = set()
@@ -57,13 +57,13 @@ def sizes_by_run(inputs: Sequence[ModelInput]) -> tuple[Sizes, ...]:
                 usual.setdefault(name, max(2, each.sizes[axis]))
                 if axis == 0:
                     batches.add(name)
-    halved_in = {name: 1 + number % (RUNS - 1) for number, name in enumerate(n for n in usual if n not in batches)}
+    halved_in = {name: 1 + number % (_RUNS - 1) for number, name in enumerate(n for n in usual if n not in batches)}
     return tuple(
         {
             name: _BATCH_SIZES[run] if name in batches else size // 2 if halved_in[name] == run else size
             for name, size in usual.items()
         }
-        for run in range(RUNS)
+        for run in range(_RUNS if usual else 2)
     )
 
 

@@ -34,7 +34,6 @@ from winml_dag.stages.export import (
     SignatureConfig,
 )
 from winml_dag.stages.export.comparison import (
-    RUNS,
     Arrays,
     Sizes,
     agreement,
@@ -181,7 +180,7 @@ def _export(loaded: LoadedModel, subject: Subject, fields: ExportFields, scratch
     module = subject.module
     inputs = subject.inputs or model_inputs(subject, fields)
     sizes = sizes_by_run(inputs)
-    feeds = tuple(random_feed(inputs, sizes[run], run) for run in range(RUNS))
+    feeds = tuple(random_feed(inputs, each, run) for run, each in enumerate(sizes))
     example = tensors_of(feeds[0])
     # Gradients show whether an output depends on a weight that the checkpoint does not have.
     with torch.set_grad_enabled(bool(loaded.missing)):
