@@ -22,7 +22,7 @@ from winml_dag.file_reading import LatestReads, reads_logged
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.buildresult import BuildResult, StageView, record_stats, result_of
 from winml_dag.pipeline.commit import is_changing
-from winml_dag.pipeline.layout import needed_files, published_files
+from winml_dag.pipeline.finished import FinishedBuild
 from winml_dag.pipeline.plan_cache import Planned, keep_finished
 from winml_dag.pipeline.plan_text import whole
 from winml_dag.pipeline.publish import prepare_folder, publish, refuse_file, refuse_foreign
@@ -104,7 +104,7 @@ class _BuildJob(GraphJob[BuildResult]):
     def needed_files(self, results: Sequence[StageResult]) -> Iterable[FileEntry]:
         if self._planned.summary.output_dir.exists():
             return ()
-        return needed_files(self._planned, {result.node.id: result for result in results})
+        return FinishedBuild(self._planned, {result.node.id: result for result in results}, self._store).needed_files()
 
     def finish(self, results: tuple[StageResult, ...], began: float) -> BuildResult:
         """Publish the files and record that, unless a stage failed."""
@@ -113,16 +113,17 @@ class _BuildJob(GraphJob[BuildResult]):
         if any(result.status in (Status.FAILED, Status.SKIPPED) for result in results):
             kept = tuple(_with_kept(result, store) for result in results)
             return result_of(planned, kept, finished.elapsed_seconds, others=planned.others)
-        by_id = {result.node.id: result for result in results}
-        checked_ns = time.time_ns()
-        finished_plan = replace(planned, summary=completed(planned.summary, results))
-        elapsed = time.monotonic() - began
-        confirmed = LatestReads()
+        checked_ns, confirmed = time.time_ns(), LatestReads()
+        done = FinishedBuild(
+            replace(planned, summary=completed(planned.summary, results)),
+            {result.node.id: result for result in results},
+            store,
+            time.monotonic() - began,
+        )
         with reads_logged(confirmed):
-            done = publish(finished_plan, own, by_id, store, elapsed, link=options.link, overwrite=options.overwrite)
-        files = published_files(planned, by_id, store).files
-        keep_finished(planned, own, by_id, files, store, checked_ns, confirmed)
-        return replace(finished, build=finished_plan.summary, published=done, elapsed_seconds=time.monotonic() - began)
+            change = publish(done, own, link=options.link, overwrite=options.overwrite)
+        keep_finished(done, own, checked_ns, confirmed)
+        return replace(finished, build=done.summary, published=change, elapsed_seconds=time.monotonic() - began)
 
     def settle(self, done: BuildResult, results: tuple[StageResult, ...]) -> BuildResult:
         note = record_stats(self._planned, results, self._store)

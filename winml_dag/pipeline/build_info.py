@@ -22,11 +22,10 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 from winml_dag import TOOL_ID
 from winml_dag.canonical import JsonObject
-from winml_dag.engine.events import StageResult
 from winml_dag.engine.keys import distributions_in, normalised
 from winml_dag.engine.stage import Source
 from winml_dag.file_reading import read_bytes
-from winml_dag.pipeline.buildgraph import BuildGraph
+from winml_dag.pipeline.finished import FinishedBuild
 from winml_dag.pipeline.manifest import folder_in
 
 if TYPE_CHECKING:
@@ -205,11 +204,11 @@ def _options(overrides: Overrides) -> JsonObject:
     return plain
 
 
-def build_info(planned: BuildGraph, results: Mapping[str, StageResult]) -> JsonObject:
+def build_info(done: FinishedBuild) -> JsonObject:
     """Return the value of ``run`` in the manifest of a build that has just ended."""
     tools = {
         name: version
-        for result in results.values()
+        for result in done.results.values()
         if result.record is not None
         for name, version in result.record.key_inputs.toolchain.items()
     }
@@ -218,9 +217,9 @@ def build_info(planned: BuildGraph, results: Mapping[str, StageResult]) -> JsonO
         "made_by": TOOL_ID,
         "python": platform.python_version(),
         **({} if run is None else {"ci": asdict(run)}),
-        "asked": planned.summary.asked,
+        "asked": done.summary.asked,
         "sources": {
-            source.name: source_json(source, planned.summary.output_dir) for source in planned.graph.sources.values()
+            source.name: source_json(source, done.summary.output_dir) for source in done.planned.graph.sources.values()
         },
         "wheels": wheel_records(tools),
     }

@@ -1,8 +1,7 @@
 """The output folder of a build: which files the build writes there, their names, and which folder it is.
 
 The names are those of winml-cli, so that tools for its results also find these. The file names of a stage are fixed, so
-that equal work has equal bytes. In a folder with several components, each file name is prefixed with its component. A
-model that refers to other files by name (weights or a binary next to it) is then rewritten.
+that equal work has equal bytes. In a folder with several components, each file name is prefixed with its component.
 """
 
 from __future__ import annotations
@@ -10,28 +9,23 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject, canonical_json, mapping
-from winml_dag.errors import RecipeError, StoreError, UsageError
+from winml_dag.errors import RecipeError, UsageError
 from winml_dag.names import KEPT
 from winml_dag.pipeline.buildgraph import BuildGraph, prefixed
 from winml_dag.pipeline.request import Overrides
 from winml_dag.pipeline.search import round_of
 from winml_dag.stages import artifact_types
-from winml_dag.store.artifact import Artifact, FileEntry
-from winml_dag.store.digest import digest_file
 
 if TYPE_CHECKING:
-    from winml_dag.engine.events import StageResult
     from winml_dag.engine.stage import Node
     from winml_dag.pipeline.request import Request
     from winml_dag.recipe.load import LoadedRecipe
-    from winml_dag.store.store import Store
 
 EXPORTED = "export.onnx"
 NORMALIZED = "normalized.onnx"
@@ -120,45 +114,6 @@ def reserved(settings: JsonObject, components: Collection[str] = ()) -> tuple[st
     return (*names, MANIFEST, BUILD_CONFIG)
 
 
-@dataclass(frozen=True)
-class Published:
-    """``files``: all files of the output folder; ``rewritten``: the content of those that are not stored results."""
-
-    files: tuple[FileEntry, ...]
-    rewritten: Mapping[str, bytes] = field(default_factory=dict)
-
-    @property
-    def results(self) -> tuple[FileEntry, ...]:
-        """The files that the store has."""
-        return tuple(entry for entry in self.files if entry.name not in self.rewritten)
-
-
-def published_files(planned: BuildGraph, results: Mapping[str, StageResult], store: Store) -> Published:
-    """Return the files of the output folder; a file that several stages share (a sidecar) is listed once.
-
-    For a build of a single file: that file, the files that belong to it, and reports named after it.
-
-    Raises:
-        StoreError: when two stages output different files with the same name.
-        BlobDamaged: when a model that has to be rewritten cannot be fetched.
-    """
-    found: dict[str, FileEntry] = {}
-    rewritten: dict[str, bytes] = {}
-    for named in _named_files(planned, results):
-        entries, texts = _in_the_folder(named, store)
-        rewritten |= texts
-        for entry in entries:
-            if found.setdefault(entry.name, entry) != entry:
-                raise StoreError(f"Two stages write different files named {entry.name}.")
-    return Published(tuple(sorted(found.values())), rewritten)
-
-
-def needed_files(planned: BuildGraph, results: Mapping[str, StageResult]) -> Iterator[FileEntry]:
-    """Yield the files of the store that the output folder needs, unchanged or rewritten."""
-    for named in _named_files(planned, results):
-        yield from named.files
-
-
 def wanted_reports(planned: BuildGraph) -> Iterator[str]:
     """Return the names of reports next to a build's single output file, or next to those of its components."""
     return _beside_outputs(planned, reports)
@@ -169,48 +124,6 @@ def outdated_reports(planned: BuildGraph) -> Iterator[str]:
     return _beside_outputs(planned, lambda node: () if node.stage.name != "export" or reports(node) else (HIERARCHY,))
 
 
-@dataclass(frozen=True)
-class _Named:
-    """Files of one output, and the name of each in the folder."""
-
-    files: tuple[FileEntry, ...]
-    names: Mapping[str, str] = field(default_factory=dict)
-
-
-def _named_files(planned: BuildGraph, results: Mapping[str, StageResult]) -> Iterator[_Named]:
-    one = planned.summary.output_file
-    return _files_of_all(planned, results) if one is None else _files_of_one(planned, results, one)
-
-
-def _files_of_all(planned: BuildGraph, results: Mapping[str, StageResult]) -> Iterator[_Named]:
-    summary = planned.summary
-    ours = [result for result in results.values() if is_builtin(result.node)]
-    for result in ours:
-        assert result.record is not None
-        if any(is_carried_on(result.node, other.node) for other in ours):
-            continue
-        for slot, component in published_outputs(result.node, summary.settings, summary.components):
-            if not planned.shows(result.node, slot):
-                continue
-            files = result.record.outputs[slot].files
-            yield _Named(files, {entry.name: prefixed(entry.name, component) for entry in files})
-
-
-def _files_of_one(planned: BuildGraph, results: Mapping[str, StageResult], name: str) -> Iterator[_Named]:
-    models = {component: path.name for component, path in planned.summary.models_by_component.items()}
-    for node_id, result in results.items():
-        assert result.record is not None
-        files = tuple(entry for artifact in result.record.outputs.values() for entry in artifact.files)
-        if node_id in planned.finals:
-            # finalize has named the model, and its companion files refer to it by name. Ranges are one file.
-            yield _Named(files, {RANGES: name})
-            continue
-        for slot, artifact in result.record.outputs.items():
-            beside = models.get(slot.removesuffix("_hierarchy"), name)
-            chosen = tuple(entry for entry in artifact.files if entry.name in reports(result.node))
-            yield _Named(chosen, {entry.name: beside_output(beside, entry.name) for entry in chosen})
-
-
 def _beside_outputs(planned: BuildGraph, reports_of: Callable[[Node], tuple[str, ...]]) -> Iterator[str]:
     summary = planned.summary
     assert summary.output_file is not None
@@ -218,32 +131,6 @@ def _beside_outputs(planned: BuildGraph, reports_of: Callable[[Node], tuple[str,
     for node in planned.graph.nodes:
         if is_builtin(node):
             yield from (beside_output(name, report) for name in names for report in reports_of(node))
-
-
-def _in_the_folder(named: _Named, store: Store) -> tuple[list[FileEntry], dict[str, bytes]]:
-    """Return the entries of *named* under their published names, and the content of a model that is rewritten."""
-    names = {entry.name: named.names.get(entry.name, entry.name) for entry in named.files}
-    entries = [replace(entry, name=names[entry.name]) for entry in named.files]
-    models = [entry for entry in named.files if entry.name.endswith(".onnx")]
-    if len(named.files) < 2 or len(models) != 1 or all(name == known for name, known in names.items()):
-        return entries, {}
-    model = models[0]
-    entry, content = _rewritten(model, names, store)
-    return [entry if known.name == entry.name else known for known in entries], {entry.name: content}
-
-
-def _rewritten(model: FileEntry, names: Mapping[str, str], store: Store) -> tuple[FileEntry, bytes]:
-    """Return *model* under its new name, with references to other files replaced by their new *names*."""
-    # Imported here: only a composite model needs it.
-    from winml_dag.onnxmodel.sidecar import write_renamed
-
-    others = {name: known for name, known in names.items() if name != model.name}
-    with tempfile.TemporaryDirectory(prefix="winml-dag-") as folder:
-        store.fetch(Artifact.of([model]), Path(folder))
-        written = Path(folder) / "renamed.onnx"
-        write_renamed(Path(folder) / model.name, written, others)
-        digest, content = digest_file(written), written.read_bytes()
-    return FileEntry(names[model.name], digest, len(content)), content
 
 
 # In the cache folder, for results that are kept there (--use-cache) instead of in a separate folder.

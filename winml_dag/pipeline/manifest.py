@@ -25,8 +25,9 @@ from winml_dag.engine.stage import Node
 from winml_dag.errors import InputError, StoreError
 from winml_dag.file_reading import MOST_BYTES_OF_MANY, read_json
 from winml_dag.pipeline.buildgraph import MODEL, BuildGraph, prefixed
+from winml_dag.pipeline.finished import FinishedBuild
 from winml_dag.pipeline.layout import MANIFEST, component_of, is_builtin, is_carried_on, published_outputs
-from winml_dag.pipeline.search import Searched, folded, searches
+from winml_dag.pipeline.search import Searched, searches
 from winml_dag.pipeline.stageresults import calibration_step, quality_json
 from winml_dag.store.artifact import Artifact, FileEntry
 
@@ -146,12 +147,10 @@ def is_of_winml_cli(folder: Path) -> bool:
     return of_a_build and isinstance(value.get("stages"), list) and "files" not in value
 
 
-def make_manifest(
-    planned: BuildGraph, results: Mapping[str, StageResult], files: Sequence[FileEntry], elapsed_seconds: float
-) -> JsonObject:
-    """Return the manifest of a finished build; *files* are all files in its folder except the manifest."""
-    build = planned.summary
-    stages = list(_stages(planned, results))
+def make_manifest(done: FinishedBuild) -> JsonObject:
+    """Return the manifest of a finished build."""
+    planned, build = done.planned, done.summary
+    stages = list(_stages(done))
     settings = build.settings
     if planned.final is None:
         # Without a model, the settings are the config hash of each stage.
@@ -160,24 +159,22 @@ def make_manifest(
     return {
         "schema_version": SCHEMA_VERSION,
         "source": build.origin,
-        **({} if planned.final is None else _of_model(planned, results)),
+        **({} if planned.final is None else _of_model(done)),
         "config_hash": config_hash(settings),
         "timestamp": datetime.datetime.now(datetime.UTC).isoformat(),
-        "elapsed_seconds": round(elapsed_seconds, 3),
+        "elapsed_seconds": round(done.elapsed_seconds, 3),
         "notices": list(build.notices),
         **({} if folder is None else {"folder": folder_in(folder, build.output_dir)}),
         "sources": {name: artifact.to_json() for name, artifact in sorted(planned.sources.items())},
         "stages": stages,
-        "files": [entry.to_json() for entry in sorted(files)],
+        "files": [entry.to_json() for entry in done.published.files],
     }
 
 
-def _of_model(planned: BuildGraph, results: Mapping[str, StageResult]) -> JsonObject:
-    build = planned.summary
-    components = _components(planned, results)
-    keys: JsonObject = {
-        name: results[node_id].cache_key for name, node_id in zip(components, planned.finals, strict=False)
-    }
+def _of_model(done: FinishedBuild) -> JsonObject:
+    build, results, finals = done.summary, done.results, done.planned.finals
+    components = _components(done)
+    keys: JsonObject = {name: results[node_id].cache_key for name, node_id in zip(components, finals, strict=False)}
     return {
         "model_id": build.model_id,
         "task": build.task,
@@ -185,16 +182,16 @@ def _of_model(planned: BuildGraph, results: Mapping[str, StageResult]) -> JsonOb
         "quality": None if components else quality_json(list(results.values()), build.precision),
         "execution_provider": build.execution_provider,
         "device": build.device,
-        "cache_key": config_hash(keys) if components else results[planned.finals[0]].cache_key,
+        "cache_key": config_hash(keys) if components else results[finals[0]].cache_key,
         "final_artifact": None if components else MODEL,
         **({"components": components} if components else {}),
         **_of_search(searches(results.values())),
     }
 
 
-def _components(planned: BuildGraph, results: Mapping[str, StageResult]) -> dict[str, JsonValue]:
+def _components(done: FinishedBuild) -> dict[str, JsonValue]:
     """Return the fields of each component of a composite model, which replace those of a single model."""
-    names = planned.summary.components
+    names, results = done.summary.components, done.results
     return {
         name: {
             **entry,
@@ -204,7 +201,7 @@ def _components(planned: BuildGraph, results: Mapping[str, StageResult]) -> dict
             "cache_key": results[final].cache_key,
             "final_artifact": prefixed(MODEL, name),
         }
-        for (name, entry), final in zip(names.items(), planned.finals, strict=False)
+        for (name, entry), final in zip(names.items(), done.planned.finals, strict=False)
     }
 
 
@@ -293,11 +290,10 @@ def _dumped(value: JsonValue) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
-def _stages(planned: BuildGraph, results: Mapping[str, StageResult]) -> Iterator[JsonObject]:
-    like = folded(results.values()).like
-    for step in planned.steps:
+def _stages(done: FinishedBuild) -> Iterator[JsonObject]:
+    for step in done.planned.steps:
         if step.skipped is not None:
-            of_component = {"id": step.id} if planned.summary.components else {}
+            of_component = {"id": step.id} if done.summary.components else {}
             yield {
                 **of_component,
                 "name": step.stage,
@@ -305,31 +301,28 @@ def _stages(planned: BuildGraph, results: Mapping[str, StageResult]) -> Iterator
                 "reason": step.skipped,
                 "elapsed_seconds": 0.0,
             }
-        elif step.id not in like:
-            yield _stage(planned, results[step.id], results, like)
+        elif step.id not in done.like:
+            yield _stage(done, done.results[step.id])
 
 
-def _stage(
-    planned: BuildGraph, result: StageResult, results: Mapping[str, StageResult], like: Mapping[str, str]
-) -> JsonObject:
-    """Return the entry of a stage; *like* maps repeated stages, which the manifest omits, to those they repeat."""
+def _stage(done: FinishedBuild, result: StageResult) -> JsonObject:
     record = result.record
     assert record is not None
     node = result.node
     # A generator: the thousands of stages that a user may have read none of it.
-    others = (other.node for name, other in results.items() if name not in like)
+    others = (other.node for name, other in done.results.items() if name not in done.like)
     carried_on = node.folder is None and any(is_carried_on(node, other) for other in others)
     metrics = dict(record.metrics)
     promoted = {name: metrics.pop(name) for name in _PROMOTED if name in metrics}
     # winml-cli has one stage for calibrate and quantize, with the calibration time in it.
     is_calibrated = node.stage.name == "quantize" and node.folder is None and "ranges" in node.inputs
-    if is_calibrated and (calibration := calibration_step(list(results.values()))) is not None:
+    if is_calibrated and (calibration := calibration_step(list(done.results.values()))) is not None:
         promoted["calibration_time_seconds"] = calibration.calibration_time_seconds
     return {
         "id": node.id,
         "name": node.stage.name,
         "status": "completed",
-        **_filenames(planned, node, record.outputs, carried_on=carried_on),
+        **_filenames(done.planned, node, record.outputs, carried_on=carried_on),
         # The duration of the original run; for a cached result, `cached` is true.
         "elapsed_seconds": record.elapsed_seconds,
         **promoted,
@@ -339,7 +332,7 @@ def _stage(
         "version": record.key_inputs.version,
         "config_hash": record.config_hash,
         "config": record.key_inputs.config,
-        "inputs": {slot: _input(planned, name, results, like) for slot, name in sorted(node.inputs.items())},
+        "inputs": {slot: _input(done, name) for slot, name in sorted(node.inputs.items())},
         "outputs": {
             slot: {"digest": artifact.digest, "size": artifact.size, "files": artifact.to_json()}
             for slot, artifact in sorted(record.outputs.items())
@@ -372,7 +365,8 @@ def _filenames(
     return {"filename": name if name in shown else None}
 
 
-def _input(planned: BuildGraph, name: str, results: Mapping[str, StageResult], like: Mapping[str, str]) -> JsonObject:
+def _input(done: FinishedBuild, name: str) -> JsonObject:
+    planned = done.planned
     artifact = planned.sources.get(name)
     if artifact is not None:
         return {"from": "source", "name": name, "digest": artifact.digest, "size": artifact.size}
@@ -380,11 +374,11 @@ def _input(planned: BuildGraph, name: str, results: Mapping[str, StageResult], l
         maker_id, _, slot = name.rpartition(".")
         return {"from": maker_id, "name": slot, "digest": given.digest, "size": given.size}
     maker = planned.graph.makers[name]
-    record = results[maker.id].record
+    record = done.results[maker.id].record
     assert record is not None
     slot = maker.slot_of(name)
     made = record.outputs[slot]
-    return {"from": like.get(maker.id, maker.id), "name": slot, "digest": made.digest, "size": made.size}
+    return {"from": done.like.get(maker.id, maker.id), "name": slot, "digest": made.digest, "size": made.size}
 
 
 def _lasting(value: JsonObject) -> JsonValue:

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from winml_dag import file_reading
 from winml_dag.canonical import JsonValue
-from winml_dag.engine.events import StageResult
 from winml_dag.errors import InputError, WinmlDagError
 from winml_dag.file_reading import (
     CHANGED,
@@ -52,10 +51,10 @@ from winml_dag.pipeline.uptodate import (
     places_of,
     program_content,
 )
-from winml_dag.store.artifact import FileEntry
 from winml_dag.store.digest import digest_file
 
 if TYPE_CHECKING:
+    from winml_dag.pipeline.finished import FinishedBuild
     from winml_dag.pipeline.userstages.folder import UserFolder
     from winml_dag.store.records import Record
     from winml_dag.store.store import Store
@@ -131,19 +130,14 @@ def _digest_steering(steering: dict[str, str], store: Store) -> None:
 
 
 def keep_finished(
-    planned: BuildGraph,
-    own: UserFolder | None,
-    results: Mapping[str, StageResult],
-    files: Iterable[FileEntry],
-    store: Store,
-    checked_ns: int,
-    confirmed: Mapping[str, Signature],
+    done: FinishedBuild, own: UserFolder | None, checked_ns: int, confirmed: Mapping[str, Signature]
 ) -> None:
-    """Update the entry of *planned* after a build of it, or of a part of it, with *files* in its output folder.
+    """Update the entry of *done*, a build or a part of one that was just published.
 
     No output was confirmed to be right before *checked_ns*; *confirmed* has signatures of that moment, as far as they
     are known. Only the signatures of the plan's inputs from when they were read, or found unchanged, validate the plan.
     """
+    planned, results, store = done.planned, done.results, done.store
     if (current_plan := planned.current_plan) is None:
         return
     records = {name: result.record for name, result in results.items() if result.record}
@@ -155,7 +149,7 @@ def keep_finished(
         for result in results.values()
         if result.node.folder is not None and result.record is not None
     }
-    put = dict(_put(planned, files)) | {path: digest for paths in placed.values() for path, digest in paths.items()}
+    put = dict(_put(done)) | {path: digest for paths in placed.values() for path, digest in paths.items()}
     looked = {path: confirmed[path] for path in put if path in confirmed}
     if own is not None:
         looked |= own.in_place.seen_right(put)
@@ -229,12 +223,13 @@ def keep_finished(
     Entry.of(header, paths, seen, digests, text).keep(str(store.folder), keys)
 
 
-def _put(planned: BuildGraph, files: Iterable[FileEntry]) -> Iterator[tuple[str, str]]:
-    """Yield path and digest of *files* in the output folder, and of the manifest and settings there."""
-    folder = planned.summary.output_dir.absolute()
-    yield from ((str(folder / entry.name), entry.digest) for entry in files)
-    if planned.summary.output_file is None:
-        yield from ((str(folder / name), digest_file(folder / name)) for name in (MANIFEST, *build_settings(planned)))
+def _put(done: FinishedBuild) -> Iterator[tuple[str, str]]:
+    """Yield path and digest of the files in the output folder, with the manifest and settings there."""
+    folder = done.summary.output_dir.absolute()
+    yield from ((str(folder / entry.name), entry.digest) for entry in done.published.files)
+    if done.summary.output_file is None:
+        names = (MANIFEST, *build_settings(done.planned))
+        yield from ((str(folder / name), digest_file(folder / name)) for name in names)
 
 
 def _blobs(records: Iterable[Record], store: Store) -> list[str]:

@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from winml_dag.canonical import JsonObject
 from winml_dag.errors import InputError, StoreError, UsageError
 from winml_dag.file_reading import MOST_BYTES_OF_MANY, read_bytes
 from winml_dag.pipeline.commit import PublishedChange, change_folder, held, is_changing
@@ -24,7 +23,6 @@ from winml_dag.pipeline.layout import (
     BUILD_CONFIG,
     MANIFEST,
     outdated_reports,
-    published_files,
     reserved,
     wanted_reports,
 )
@@ -34,8 +32,8 @@ from winml_dag.store.files import Below
 from winml_dag.store.store import Store
 
 if TYPE_CHECKING:
-    from winml_dag.engine.events import StageResult
     from winml_dag.pipeline.buildgraph import BuildGraph
+    from winml_dag.pipeline.finished import FinishedBuild
     from winml_dag.pipeline.userstages.folder import UserFolder
 
 
@@ -299,37 +297,32 @@ def refuse_foreign(planned: BuildGraph, store: Store, *, overwrite: bool) -> Non
         output_folder(planned, store, overwrite=overwrite).refuse_foreign(names)
 
 
-def publish(
-    planned: BuildGraph,
-    own: UserFolder | None,
-    results: Mapping[str, StageResult],
-    store: Store,
-    elapsed_seconds: float,
-    *,
-    link: bool,
-    overwrite: bool,
-) -> PublishedChange:
+def publish(done: FinishedBuild, own: UserFolder | None, *, link: bool, overwrite: bool) -> PublishedChange:
     """Publish what a finished build has made, and its manifest; *own*: the recipe's folder.
 
     Raises:
         BlobDamaged: when a file cannot be fetched; its stage has to run again.
         UsageError, StoreError: as :class:`OutputFolder` and :class:`UserFolder`.
     """
+    planned, build, store = done.planned, done.summary, done.store
     # Before the manifest, which lists these files as owned.
-    placed = PublishedChange() if own is None else own.publish(results.values())
-    if planned.summary.output_file is not None:
-        file = _output_file(planned, planned.summary.output_file, store, overwrite=overwrite)
-        files = published_files(planned, results, store).files
-        return placed.and_then(file.publish(files, tuple(outdated_reports(planned))))
+    placed = PublishedChange() if own is None else own.publish(done.results.values())
+    if build.output_file is not None:
+        file = _output_file(planned, build.output_file, store, overwrite=overwrite)
+        return placed.and_then(file.publish(done.published.files, tuple(outdated_reports(planned))))
     if planned.others:
-        return placed.and_then(_publish_part(planned, results, store, elapsed_seconds))
-    build = planned.summary
-    published = published_files(planned, results, store)
-    value = make_manifest(planned, results, published.files, elapsed_seconds)
+        return placed.and_then(_publish_part(done))
+    value = make_manifest(done)
     before = read_manifest(build.output_dir)
-    same = before is not None and before.says_the_same_as(value)
-    manifest = manifest_text(before.value if same and before is not None else _with_run(value, planned, results))
-    files, texts = published.results, {**published.rewritten, **build_settings(planned), MANIFEST: manifest}
+    if before is not None and before.says_the_same_as(value):
+        value = before.value
+    else:
+        # Imported here: an up-to-date folder does not need it.
+        from winml_dag.pipeline.build_info import build_info
+
+        value = {**value, "run": build_info(done)}
+    files = done.published.results
+    texts = {**done.published.rewritten, **build_settings(planned), MANIFEST: manifest_text(value)}
     if not is_changing(build.output_dir) and output_folder(planned, store).is_as_wanted(files, texts):
         return placed
     # Taking the lock costs 30 ms of imports, so an up-to-date folder is only checked.
@@ -339,22 +332,12 @@ def publish(
         return placed.and_then(folder.publish(files, texts, link=link))
 
 
-def _with_run(value: JsonObject, planned: BuildGraph, results: Mapping[str, StageResult]) -> JsonObject:
-    # Imported here, and only called when a manifest is written: an up-to-date folder does not need it.
-    from winml_dag.pipeline.build_info import build_info
-
-    return {**value, "run": build_info(planned, results)}
-
-
-def _publish_part(
-    planned: BuildGraph, results: Mapping[str, StageResult], store: Store, elapsed_seconds: float
-) -> PublishedChange:
+def _publish_part(done: FinishedBuild) -> PublishedChange:
     """Publish a part of a build; its stages write only to the recipe's folder, so only their manifest lines change."""
-    folder = planned.summary.output_dir
-    with held(folder, store):
-        part = make_manifest(planned, results, (), elapsed_seconds)
-        text = with_part(read_bytes(folder / MANIFEST, MOST_BYTES_OF_MANY), part)
-        return OutputFolder(folder, (FileEntry(MANIFEST, "", 0),), store).publish((), {MANIFEST: text})
+    folder = done.summary.output_dir
+    with held(folder, done.store):
+        text = with_part(read_bytes(folder / MANIFEST, MOST_BYTES_OF_MANY), make_manifest(done))
+        return OutputFolder(folder, (FileEntry(MANIFEST, "", 0),), done.store).publish((), {MANIFEST: text})
 
 
 def build_settings(planned: BuildGraph) -> dict[str, bytes]:

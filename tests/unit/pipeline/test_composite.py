@@ -21,7 +21,7 @@ from winml_dag.errors import InputError, WinmlDagError
 from winml_dag.pipeline.assess.builtmodel import component_file, model_file
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
 from winml_dag.pipeline.documents import BuildManifest
-from winml_dag.pipeline.layout import published_files
+from winml_dag.pipeline.finished import FinishedBuild
 from winml_dag.pipeline.plan import plan_build
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.resolve import build_of
@@ -163,7 +163,7 @@ def test_a_model_that_refers_to_others_is_written_with_their_new_names(store: St
         notices=(),
         components={name: {"task": "t", "precision": "fp32"} for name in made},
     )
-    visible = published_files(BuildGraph(summary, graph, (), {}, "b.finalize"), results, store)
+    visible = FinishedBuild(BuildGraph(summary, graph, (), {}, "b.finalize"), results, store).published
     folder = tmp_path / "out"
     folder.mkdir()
     store.fetch(Artifact.of(visible.results), folder)
