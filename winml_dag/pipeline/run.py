@@ -252,6 +252,7 @@ class _Run(Generic[T]):
             except WinmlDagError as error:
                 if len(running) > 1:
                     raise
+                self._finished.pop(running[0].label, None)
                 self._end(running[0].label, error)
 
     def _finish(self, one: _Running[T]) -> None:

@@ -52,6 +52,8 @@ _TIMES_ITS_COST = 20
 class Ledger:
     """The cells of one run of *sweep* into *folder*; *requested* are those of this run, *head* has all other fields.
 
+    ``results``: those of this run so far, by the name of a cell or trial.
+
     Raises:
         UsageError: when a file that is not owned is in the way.
         StoreError: when a file is in the folder's path.
@@ -72,7 +74,7 @@ class Ledger:
             # Raise it as a usage error: for a build, the wrong folder was chosen.
             raise UsageError(error.message, advice=error.advice) from None
         self._last = _by_name(self.before)
-        self._results: dict[str, CellResult] = {}
+        self.results: dict[str, CellResult] = {}
         # None until this run determines them.
         self._trials: dict[str, CellResult] | None = None
         self._goals: tuple[GoalResult, ...] = ()
@@ -94,7 +96,7 @@ class Ledger:
 
     def take(self, result: CellResult) -> None:
         """Record the result of a cell or trial; occasionally write the file, if the result is new."""
-        self._results[result.name] = result
+        self.results[result.name] = result
         last = self._last.get((result.name, result.folder))
         if time.monotonic() >= self._next_write and (last is None or _essence(last) != _essence(result)):
             # An error here does not end a run of hours; the final write reports it.
@@ -139,7 +141,7 @@ class Ledger:
                 trials, goals = {each.name: each for each in kept}, written.goals
         every = with_sharing([*cells, *trials.values()])
         # Results of other cells in the file are from an earlier run.
-        own = [each for each in every if each.name in self._results or each.name in (self._trials or ())]
+        own = [each for each in every if each.name in self.results or each.name in (self._trials or ())]
         return replace(
             self._head,
             elapsed_seconds=round(time.monotonic() - self._began, 3),
@@ -153,10 +155,10 @@ class Ledger:
         """Whether the file already has this state: a run with nothing to do does not rewrite it."""
         before = self.before
         # An intermediate write marks the run as interrupted.
-        if before is None or before.interrupted or self._has_written or not self._requested <= self._results.keys():
+        if before is None or before.interrupted or self._has_written or not self._requested <= self.results.keys():
             return False
         # The file cannot have measurements of this run, even if their times, in whole seconds, are equal.
-        measured = (each for one in self._results.values() for each in (one.perf, one.eval))
+        measured = (each for one in self.results.values() for each in (one.perf, one.eval))
         if any(each is not None and each.measured == "live" for each in measured):
             return False
         was, now = (
@@ -166,8 +168,8 @@ class Ledger:
         return was == now
 
     def _of(self, cell: Cell, now: Mapping[tuple[str, str], CellResult]) -> CellResult:
-        if cell.name in self._results:
-            return self._results[cell.name]
+        if cell.name in self.results:
+            return self.results[cell.name]
         if cell.left_out:
             return CellResult(cell.name, cell.values, cell.folder, CellStatus.SKIPPED, why=cell.left_out)
         # The folder still has that build, even if the recipe has changed.

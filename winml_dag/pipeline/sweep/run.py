@@ -211,9 +211,7 @@ class _Run:
         head = new_head(sweep_run.sweep, sweep_run.recipe, options.jobs)
         self._ledger = Ledger(sweep_run.sweep, sweep_run.folder, [cell.name for cell in sweep_run.cells], store, head)
         self._driver = Driver(store, options, WithoutRounds(self._timed), executor, watcher.on_eta)
-        # The request and the result of each cell, by name.
         self._requests: dict[str, Request] = {}
-        self._results: dict[str, CellResult] = {}
         self._put_words: list[str] = []
         self._refusals: dict[str, int] = {}
         self._notes: dict[str, None] = {}
@@ -237,7 +235,7 @@ class _Run:
             model = self._sweep_run.request.overrides.model
             write_summary(self._sweep_run.folder, self._sweep_run.modules, result.cells, model)
         # Trials were built by this run, too.
-        cells = tuple(cell for cell in result.cells if cell.name in self._results)
+        cells = tuple(cell for cell in result.cells if cell.name in self._ledger.results)
         words = [request.words for request in self._requests.values()]
         kept = tuple(word for word in (*words, *self._put_words) if word is not None)
         return SweepDone(result, cells, gone, kept, self._refusals, tuple(self._notes), self._has_data)
@@ -252,7 +250,6 @@ class _Run:
         known = {} if driver.options.rebuild else dict(self._known(cells))
 
         def finish(result: CellResult) -> None:
-            self._results[result.name] = result
             self._watcher.cell(result.name, result.status, result.why)
             self._ledger.take(result)
 
@@ -302,7 +299,7 @@ class _Run:
     def _measure(self, cells: Sequence[Cell]) -> None:
         """Measure those of *cells* that have a build, as the sweep requests."""
         measure = self._sweep_run.sweep.measure
-        there = [cell for cell in cells if self._results[cell.name].is_there]
+        there = [cell for cell in cells if self._ledger.results[cell.name].is_there]
         if not measure or not there:
             return
         self._watcher.phase("measuring", [cell.name for cell in there])
@@ -316,17 +313,16 @@ class _Run:
         self._has_data |= any(cell.has_data for cell in finished)
 
         def done(name: str) -> None:
-            self._watcher.cell(name, self._results[name].status)
+            self._watcher.cell(name, self._ledger.results[name].status)
 
         speeds, qualities = measure_cells(finished, measure, self._measuring, done)
         for cell in there:
-            result = replace(self._results[cell.name], perf=speeds.get(cell.name), eval=qualities.get(cell.name))
-            self._results[cell.name] = result
-            self._ledger.take(result)
+            result = self._ledger.results[cell.name]
+            self._ledger.take(replace(result, perf=speeds.get(cell.name), eval=qualities.get(cell.name)))
 
     def _pursue(self) -> GoalOutcome:
         """Return the winners among all cells that have a build, whichever run made it."""
-        known = {cell.name: cell for cell in self._ledger.result(self._ledger.before).cells} | self._results
+        known = {cell.name: cell for cell in self._ledger.result(self._ledger.before).cells} | self._ledger.results
         known |= {cell.name: cell for cell in self._outdated(known)}
         means = Means(
             folder=self._sweep_run.folder,
@@ -340,7 +336,7 @@ class _Run:
     def _outdated(self, known: Mapping[str, CellResult]) -> Iterator[CellResult]:
         """Yield other runs' cells whose build is outdated: its metrics are not those of what would be published now."""
         cells = self._sweep_run.sweep.cells
-        others = [cell for cell in cells if cell.name not in self._results and known[cell.name].is_there]
+        others = [cell for cell in cells if cell.name not in self._ledger.results and known[cell.name].is_there]
         requests = [(cell.name, self._request(cell)) for cell in others]
         for name, graph in plan_each(requests, self._store).items():
             now = frozenset[str | None]()
@@ -356,7 +352,7 @@ class _Run:
         # round.
         self._build(cells, self._reusing)
         self._measure(cells)
-        return [self._results[cell.name] for cell in cells]
+        return [self._ledger.results[cell.name] for cell in cells]
 
     def _put(self, cell: Cell, folder: Path) -> None:
         """Bring *folder* up to date with the build of *cell*.
