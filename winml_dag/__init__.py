@@ -43,8 +43,7 @@ if TYPE_CHECKING:
         quantize_onnx,
         validate_onnx,
     )
-    from winml_dag.pipeline.assess.evalresult import EvalResult
-    from winml_dag.pipeline.assess.perf import PerfResult
+    from winml_dag.api.results import EvalResult, PerfResult
     from winml_dag.pipeline.buildresult import CommandResult
     from winml_dag.pipeline.stageresults import QuantizeResult
     from winml_dag.pipeline.sweep.result import SweepResult

@@ -21,8 +21,7 @@ from winml_dag.api.builds import (
     quantize_onnx,
 )
 from winml_dag.api.measures import evaluate_onnx, measure_onnx, validate_onnx
-from winml_dag.pipeline.assess.evalresult import EvalResult
-from winml_dag.pipeline.assess.perf import PerfResult
+from winml_dag.api.results import EvalResult, PerfResult
 from winml_dag.pipeline.buildresult import CommandResult
 from winml_dag.pipeline.stageresults import QuantizeResult
 from winml_dag.pipeline.sweep.result import SweepResult

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
 from winml_dag.api.arguments import FileArguments, only_known, remote_of, store_of
+from winml_dag.api.results import EvalResult, PerfResult, eval_result, perf_result, validation_result
 from winml_dag.pipeline.assess.builtmodel import BuiltModel, find_built_model
 from winml_dag.pipeline.assess.eval import eval_section, plan_evaluation
-from winml_dag.pipeline.assess.evalresult import EvalResult, eval_result
 from winml_dag.pipeline.assess.measurement import AssessmentPlan, AssessmentRequest, Measurement, carry_out
-from winml_dag.pipeline.assess.perf import PerfResult, perf_result, plan_perf
+from winml_dag.pipeline.assess.perf import plan_perf
 from winml_dag.pipeline.assess.validate import plan_validation
-from winml_dag.pipeline.buildresult import CommandResult, validation_result
+from winml_dag.pipeline.buildresult import CommandResult
 from winml_dag.pipeline.run import BuildOptions
 from winml_dag.recipe.schema import Eval, Perf, Validate
 from winml_dag.store.store import Store

@@ -93,8 +93,7 @@ def command(**options: Any) -> int:
     winml-dag eval model.onnx -t text-classification --model-id ./bert --dataset nyu-mll/glue --dataset-name sst2
     winml-dag eval out --mode compare --input-data inputs.npz
     """
-    from winml_dag.pipeline.assess.eval import plan_evaluation, refuse_unbuilt
-    from winml_dag.pipeline.assess.evalresult import figures
+    from winml_dag.pipeline.assess.eval import figures, plan_evaluation, refuse_unbuilt
 
     how = How.of(options)
     if options["schema"]:
@@ -163,7 +162,7 @@ def _numbers(given: Mapping[str, str]) -> dict[str, float]:
 
 
 def _print(plan: EvaluationPlan, done: Measurement, how: How, folder: Path | None) -> None:
-    from winml_dag.pipeline.assess.evalresult import figures
+    from winml_dag.pipeline.assess.eval import figures
 
     found = figures(done)
     for name, keeps in plan.kept(done).items():
@@ -194,7 +193,7 @@ def _print_schema(task: str | None) -> int:
 
 def _lines(plan: EvaluationPlan, done: Measurement, folder: Path | None, *, quiet: bool) -> Iterator[str]:
     """Format the measurements for people. *quiet* keeps only the numbers."""
-    from winml_dag.pipeline.assess.evalresult import report_of
+    from winml_dag.pipeline.assess.eval import report_of
     from winml_dag.stages.evaluate import REPORT_FILE
 
     found: Any = report_of(done)
@@ -240,7 +239,7 @@ def _significance(difference: Any) -> str:
 
 
 def _outputs_table(outputs: Mapping[str, Any]) -> Iterator[str]:
-    from winml_dag.pipeline.assess.evalresult import AGREEMENTS
+    from winml_dag.pipeline.assess.eval import AGREEMENTS
 
     heads = {"top1": "top-1", "top5": "top-5", "exact": "equal"}
     shown = [name for name in AGREEMENTS if any(output[name] for output in outputs.values())]

@@ -22,7 +22,6 @@ from winml_dag.store.store import Store
 from winml_dag.store.usage import Traffic
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.assess.measurement import Measurement
     from winml_dag.pipeline.stageresults import QuantizeResult
     from winml_dag.stages.quality import Quality
 
@@ -225,23 +224,6 @@ def main_view(result: BuildResult, command: str) -> StageView:
     """Return the main stage of *command*; if the model was optimized instead of compiled, that is optimize."""
     names = (command, "optimize", "finalize")
     return next(view for name in names for view in result.stages if view.stage == name and view.result is not None)
-
-
-def validation_result(done: Measurement) -> CommandResult:
-    """Return the result of a validation, which makes no file: its measurements are the result."""
-    report = done.report
-    record, warnings = done.results[0].record, report.get("warnings")
-    return CommandResult(
-        success=done.failed is None,
-        output_path=None,
-        total_time_seconds=done.elapsed_seconds,
-        elapsed_seconds=0.0 if record is None else record.elapsed_seconds,
-        cached=not done.is_live,
-        metrics=report,
-        validation=report,
-        errors=(),
-        warnings=tuple(map(str, warnings)) if isinstance(warnings, list | tuple) else (),
-    )
 
 
 def record_stats(planned: BuildGraph | None, results: Iterable[StageResult], store: Store) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.stage import Source, config_json
@@ -24,7 +24,6 @@ from winml_dag.pipeline.assess.builtmodel import (
     reference_at,
     run_target,
 )
-from winml_dag.pipeline.assess.evalresult import figures, report_of
 from winml_dag.pipeline.assess.measurement import (
     AssessmentPlan,
     AssessmentRequest,
@@ -40,6 +39,7 @@ from winml_dag.recipe.schema import Dataset, Eval
 from winml_dag.stages.evaluate import (
     EVALUATE,
     EVALUATED_AS,
+    METRICS,
     REPORT_FILE,
     TASKS,
     EvaluateConfig,
@@ -66,6 +66,7 @@ _ELSEWHERE: Mapping[str, str] = {
     "dataset.streaming": "data sets are files here, read from front to back",
     "dataset.build_script": "scripts are not run; make files of the data, and give those as eval.dataset.path",
 }
+AGREEMENTS = ("top1", "top5", "exact")
 # Two ways to give the same setting.
 _LABELS = frozenset({"label_mapping", "label_mapping_file"})
 
@@ -111,6 +112,36 @@ class EvaluationPlan(AssessmentPlan):
             "toolchain": done.toolchain,
             "report": None if folder is None else str(folder / REPORT_FILE),
         }
+
+
+def figures(done: Measurement) -> dict[str, float | None]:
+    """Return the values that bounds apply to: the metrics of a task, or the worst value over all outputs."""
+    found: Any = report_of(done)
+    if "metrics" in found:
+        return {name: metric["candidate"]["value"] for name, metric in found["metrics"].items()}
+    outputs = found["outputs"].values()
+    # Without noise the ratio is infinite, which JSON cannot represent.
+    infinite = {True: math.inf, False: -math.inf}
+    ratios = [infinite[each["cosine"] == 1] if each["sqnr_db"] is None else each["sqnr_db"] for each in outputs]
+    worst: dict[str, float | None] = {
+        name: min((each[name] for each in outputs if each[name] is not None), default=None)
+        for name in ("cosine", "cosine_min")
+    }
+    worst["sqnr_db"] = min(ratios, default=None)
+    for name in AGREEMENTS:
+        known = [output[name] for output in outputs if output[name] is not None]
+        if known:
+            worst[name] = min(one["agreed"] / one["of"] if one["of"] else 1.0 for one in known)
+    return worst
+
+
+def report_of(done: Measurement) -> JsonObject:
+    """Return the report of the stage, with metrics in the task's order, because records sort names."""
+    found: Any = dict(done.report)
+    if "metrics" in found:
+        metrics = found["metrics"]
+        found["metrics"] = {name: metrics[name] for name in METRICS[found["task"]] if name in metrics}
+    return cast(JsonObject, found)
 
 
 def eval_section(written: Eval | None, said: Mapping[str, JsonValue], dataset: Mapping[str, JsonValue]) -> Eval:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.keys import distribution_version, versions
@@ -63,47 +62,6 @@ class PerfPlan(AssessmentPlan):
         }
 
 
-@dataclass(frozen=True)
-class Latency:
-    """Milliseconds per inference, over ``inferences`` runs. Percentiles use the nearest rank."""
-
-    inferences: int
-    mean: float
-    p50: float
-    p90: float
-    p99: float
-    min: float
-    max: float
-    std: float
-
-
-@dataclass(frozen=True)
-class PerfResult:
-    """How fast a model is.
-
-    Attributes:
-        cached, made_at: whether the result comes from the cache, and when it was measured.
-        load_seconds: the median of loads in fresh processes; ``baseline_load_seconds``: that of the baseline, None
-            without one.
-        first_inference_ms: the first inference after loading.
-        peak_memory_bytes: None if the system does not report it.
-        notices: what to know before relying on the numbers, one sentence each.
-        report: everything measured, as in ``perf.json`` but without the single inferences.
-    """
-
-    cached: bool
-    made_at: str
-    load_seconds: float
-    baseline_load_seconds: float | None
-    first_inference_ms: float
-    latency_ms: Latency
-    inferences_per_second: float
-    samples_per_second: float
-    peak_memory_bytes: int | None
-    notices: tuple[str, ...]
-    report: JsonObject
-
-
 def plan_perf(
     built: BuiltModel,
     request: AssessmentRequest[Perf],
@@ -147,25 +105,6 @@ def plan_perf(
     scope = f"perf {path.resolve()}\n{target.ep.alias} {target.device}"
     planned = plan_measurement(nodes, inputs.values(), store.fingerprints, scope)
     return PerfPlan(planned, built, target, baseline, precision)
-
-
-def perf_result(done: Measurement) -> PerfResult:
-    """Return the result of *done*, a measurement that succeeded."""
-    found: Any = done.metrics
-    latency = {name: value for name, value in found["latency_ms"].items() if name != "percentiles"}
-    return PerfResult(
-        cached=not done.is_live,
-        made_at=done.made_at,
-        load_seconds=found["load"]["seconds"],
-        baseline_load_seconds=None if found["baseline"] is None else found["baseline"]["load"]["seconds"],
-        first_inference_ms=found["first_inference_ms"],
-        latency_ms=Latency(**latency),
-        inferences_per_second=found["throughput"]["inferences_per_second"],
-        samples_per_second=found["throughput"]["samples_per_second"],
-        peak_memory_bytes=found["memory_bytes"]["peak"],
-        notices=tuple(found["notices"]),
-        report=done.report,
-    )
 
 
 def _fields(built: BuiltModel, perf: Perf) -> PerfFields:

@@ -1,22 +1,79 @@
-"""What an evaluation found: the values that bounds apply to, and the result for Python."""
+"""What measures found, as values for Python."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from winml_dag.canonical import JsonObject
+from winml_dag.pipeline.assess.eval import AGREEMENTS, EvaluationPlan, report_of
 from winml_dag.pipeline.assess.measurement import Measurement
-from winml_dag.stages.evaluate import METRICS
+from winml_dag.pipeline.buildresult import CommandResult
 
 if TYPE_CHECKING:
     from winml_dag.onnxmodel.compare import Agreement
-    from winml_dag.pipeline.assess.eval import EvaluationPlan
     from winml_dag.stages.evaluate.metrics import Difference, Estimate
 
-AGREEMENTS = ("top1", "top5", "exact")
+
+@dataclass(frozen=True)
+class Latency:
+    """Milliseconds per inference, over ``inferences`` runs. Percentiles use the nearest rank."""
+
+    inferences: int
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    min: float
+    max: float
+    std: float
+
+
+@dataclass(frozen=True)
+class PerfResult:
+    """How fast a model is.
+
+    Attributes:
+        cached, made_at: whether the result comes from the cache, and when it was measured.
+        load_seconds: the median of loads in fresh processes; ``baseline_load_seconds``: that of the baseline, None
+            without one.
+        first_inference_ms: the first inference after loading.
+        peak_memory_bytes: None if the system does not report it.
+        notices: what to know before relying on the numbers, one sentence each.
+        report: everything measured, as in ``perf.json`` but without the single inferences.
+    """
+
+    cached: bool
+    made_at: str
+    load_seconds: float
+    baseline_load_seconds: float | None
+    first_inference_ms: float
+    latency_ms: Latency
+    inferences_per_second: float
+    samples_per_second: float
+    peak_memory_bytes: int | None
+    notices: tuple[str, ...]
+    report: JsonObject
+
+
+def perf_result(done: Measurement) -> PerfResult:
+    """Return the result of *done*, a measurement that succeeded."""
+    found: Any = done.metrics
+    latency = {name: value for name, value in found["latency_ms"].items() if name != "percentiles"}
+    return PerfResult(
+        cached=not done.is_live,
+        made_at=done.made_at,
+        load_seconds=found["load"]["seconds"],
+        baseline_load_seconds=None if found["baseline"] is None else found["baseline"]["load"]["seconds"],
+        first_inference_ms=found["first_inference_ms"],
+        latency_ms=Latency(**latency),
+        inferences_per_second=found["throughput"]["inferences_per_second"],
+        samples_per_second=found["throughput"]["samples_per_second"],
+        peak_memory_bytes=found["memory_bytes"]["peak"],
+        notices=tuple(found["notices"]),
+        report=done.report,
+    )
 
 
 @dataclass(frozen=True)
@@ -111,31 +168,18 @@ def eval_result(plan: EvaluationPlan, done: Measurement) -> EvalResult:
     )
 
 
-def figures(done: Measurement) -> dict[str, float | None]:
-    """Return the values that bounds apply to: the metrics of a task, or the worst value over all outputs."""
-    found: Any = report_of(done)
-    if "metrics" in found:
-        return {name: metric["candidate"]["value"] for name, metric in found["metrics"].items()}
-    outputs = found["outputs"].values()
-    # Without noise the ratio is infinite, which JSON cannot represent.
-    infinite = {True: math.inf, False: -math.inf}
-    ratios = [infinite[each["cosine"] == 1] if each["sqnr_db"] is None else each["sqnr_db"] for each in outputs]
-    worst: dict[str, float | None] = {
-        name: min((each[name] for each in outputs if each[name] is not None), default=None)
-        for name in ("cosine", "cosine_min")
-    }
-    worst["sqnr_db"] = min(ratios, default=None)
-    for name in AGREEMENTS:
-        known = [output[name] for output in outputs if output[name] is not None]
-        if known:
-            worst[name] = min(one["agreed"] / one["of"] if one["of"] else 1.0 for one in known)
-    return worst
-
-
-def report_of(done: Measurement) -> JsonObject:
-    """Return the report of the stage, with metrics in the task's order, because records sort names."""
-    found: Any = dict(done.report)
-    if "metrics" in found:
-        metrics = found["metrics"]
-        found["metrics"] = {name: metrics[name] for name in METRICS[found["task"]] if name in metrics}
-    return cast(JsonObject, found)
+def validation_result(done: Measurement) -> CommandResult:
+    """Return the result of a validation, which makes no file: its measurements are the result."""
+    report = done.report
+    record, warnings = done.results[0].record, report.get("warnings")
+    return CommandResult(
+        success=done.failed is None,
+        output_path=None,
+        total_time_seconds=done.elapsed_seconds,
+        elapsed_seconds=0.0 if record is None else record.elapsed_seconds,
+        cached=not done.is_live,
+        metrics=report,
+        validation=report,
+        errors=(),
+        warnings=tuple(map(str, warnings)) if isinstance(warnings, list | tuple) else (),
+    )
