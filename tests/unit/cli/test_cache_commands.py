@@ -212,7 +212,6 @@ EVERY = {
     "list": ("list",),
     "show": ("show", "a"),
     "gc": ("gc", "--max-size", "0"),
-    "limit": ("limit", "1GB"),
     "verify": ("verify", "--repair"),
     "clear": ("clear", "-y"),
     "push": ("push", "--all", "--remote", "https://nowhere", "--remote-mode", "off"),

@@ -220,7 +220,7 @@ def test_a_cache_that_was_used_alone_is_left_as_it_is_and_another_begun_in_it(
     folder: Path, says, tells, monkeypatch
 ) -> None:
     says(*build("a"))
-    says("cache", "limit", "1GiB", "--cache-dir", "a")
+    says("cache", "gc", "--limit", "1GiB", "--cache-dir", "a")
     writable = ["--remote", shared(folder), "--remote-mode", "read-write"]
     begun = says("cache", "push", "--all", "--cache-dir", "a", *writable)
     assert f"with a remote the cache is {Path('a/sha256')}, which begins empty" in begun

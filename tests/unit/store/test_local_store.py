@@ -44,13 +44,6 @@ def test_a_store_keeps_the_digest_function_that_it_was_made_with(tmp_path) -> No
         assert Store(store_folder(tmp_path / name, function), function=function).folder.parent == tmp_path / name
 
 
-def test_one_from_before_that_was_shared_is_read_as_one(tmp_path) -> None:
-    Store(tmp_path)
-    (tmp_path / "blobs" / "sha256").mkdir(parents=True)
-    (tmp_path / "blobs" / "xxh3-128").mkdir()
-    assert Store(tmp_path).function == "sha256"
-
-
 def test_a_folder_with_other_things_in_it_is_not_adopted(tmp_path) -> None:
     (tmp_path / "thesis.docx").write_text("precious")
     with pytest.raises(StoreError, match=r"not a cache: it has thesis\.docx"):

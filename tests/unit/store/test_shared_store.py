@@ -120,22 +120,3 @@ def test_rot_here_is_healed_by_the_remote(machine: Machine, made: Record, tmp_pa
     here.fetch(made.outputs["model"], tmp_path / "out")
     assert contents(tmp_path / "out") == FILES
     here.close()
-
-
-def test_a_record_with_other_digests_is_not_found_where_a_cache_had_both(
-    machine: Machine, new_record: Callable[[str], Record], fill: Fill, tmp_path: Path
-) -> None:
-    """A stage without input files has the same key with every digest function."""
-    alone = Store(tmp_path / "here")
-    made = alone.publish(new_record(KEY), {"model": fill(FILES)})
-    alone.remember({"export": KEY})
-    alone.close()
-    (tmp_path / "here" / "blobs" / "sha256").mkdir()
-    here = machine("here")
-    assert here.record(KEY) is None
-    assert here.prefetch_records([KEY]) == {}
-    assert here.latest(["export"]).get("export") is None
-    assert here.records_of(made.key_inputs.stage, 5) == []
-    here.publish(new_record(KEY), {"model": fill(FILES)})
-    assert here.latest(["export"]).get("export") is not None
-    here.close()
