@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -93,6 +93,12 @@ _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGBREAK")
 ENDING_SIGNALS: tuple[signal.Signals, ...] = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 
 
+def few(names: Sequence[str], most: int, separator: str = ", ") -> str:
+    """Join the first *most* of *names*: ``a, b and 3 more``."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{separator.join(names[:most])}{more}"
+
+
 # More than any built-in list has; the labels of an axis may be thousands.
 _MOST_SHOWN = 200
 
@@ -110,5 +116,4 @@ def did_you_mean(word: object, choices: Iterable[str]) -> str:
 def known_instead(word: object, choices: Iterable[str]) -> str:
     """Call :func:`did_you_mean`; if none is near, list all of *choices*, or the first of very many."""
     choices = tuple(choices)
-    more = f" and {len(choices) - _MOST_SHOWN} more" if len(choices) > _MOST_SHOWN else ""
-    return did_you_mean(word, choices) or f"; known are {', '.join(choices[:_MOST_SHOWN])}{more}"
+    return did_you_mean(word, choices) or f"; known are {few(choices, _MOST_SHOWN)}"

@@ -62,12 +62,6 @@ def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
         _document.warnings.append(text.text)
 
 
-def few(names: Sequence[str], most: int) -> str:
-    """Join the first *most* of *names*: ``a, b and 3 more``."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{', '.join(names[:most])}{more}"
-
-
 @dataclass
 class _Document:
     """The JSON object of a run. Any thread may add warnings."""

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.cli import Note, echo, few
+from winml_dag.cli import Note, echo
 from winml_dag.engine.events import StageResult, Status
+from winml_dag.errors import few
 
 if TYPE_CHECKING:
     from winml_dag.cli.options import How

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.cli import few, show
-from winml_dag.errors import UsageError
+from winml_dag.cli import show
+from winml_dag.errors import UsageError, few
 from winml_dag.pipeline.request import Request
 from winml_dag.recipe.capabilities import CATALOG
 from winml_dag.store.quantities import counted

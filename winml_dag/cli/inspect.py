@@ -10,10 +10,10 @@ from typing import Any
 import click
 
 from winml_dag.canonical import JsonObject
-from winml_dag.cli import Note, few, printable, show
+from winml_dag.cli import Note, printable, show
 from winml_dag.cli.command import FILE, Command
 from winml_dag.cli.options import format_option
-from winml_dag.errors import InputError, UsageError
+from winml_dag.errors import InputError, UsageError, few
 from winml_dag.onnxmodel.description import Description, Sidecar, describe_model
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.inspect import EpContext, TensorSpec
@@ -210,10 +210,10 @@ def _binary(context: EpContext, model: Description) -> str:
 
 
 def _sidecar(file: Sidecar) -> str:
-    if file.size is None:
+    if file.size_bytes is None:
         return f"{file.name}, missing"
     shared = f", shared with {', '.join(file.shared_with)}" if file.shared_with else ""
-    return f"{file.name}, {size_text(file.size)}{shared}{', cut short' if file.problem else ''}"
+    return f"{file.name}, {size_text(file.size_bytes)}{shared}{', cut short' if file.problem else ''}"
 
 
 def _tensors(model: Description, top: int) -> Iterator[str]:
@@ -224,7 +224,7 @@ def _tensors(model: Description, top: int) -> Iterator[str]:
     yield f"{len(model.tensors)}, {size_text(model.summary.weight_size)}: {shares}"
     for tensor in model.tensors[:top]:
         where = f" in {tensor.file}" if tensor.file else ""
-        yield f"{size_text(tensor.size):>10}  {tensor.name}  {tensor.dtype}{_shape(tensor.shape)}{where}"
+        yield f"{size_text(tensor.size_bytes):>10}  {tensor.name}  {tensor.dtype}{_shape(tensor.shape)}{where}"
 
 
 def _metadata(metadata: Mapping[str, str]) -> Iterator[str]:
@@ -305,12 +305,8 @@ def described_json(inspected: Inspected, top: int) -> JsonObject:
         "ep_compatibility": model.compatibility,
         "files": [
             {
-                "name": file.name,
-                "holds": file.holds,
-                "present": file.size is not None,
-                "size_bytes": file.size,
-                "needed_bytes": file.needed,
-                "shared_with": file.shared_with,
+                **{name: value for name, value in asdict(file).items() if name != "problem"},
+                "present": file.size_bytes is not None,
             }
             for file in model.sidecars
         ],
@@ -318,16 +314,7 @@ def described_json(inspected: Inspected, top: int) -> JsonObject:
             "count": len(model.tensors),
             "size_bytes": summary.weight_size,
             "bytes_by_dtype": summary.tensor_bytes,
-            "largest": [
-                {
-                    "name": tensor.name,
-                    "dtype": tensor.dtype,
-                    "shape": tensor.shape,
-                    "size_bytes": tensor.size,
-                    "file": tensor.file or None,
-                }
-                for tensor in model.tensors[:top]
-            ],
+            "largest": [asdict(tensor) for tensor in model.tensors[:top]],
         },
         "metadata": summary.metadata,
         "provenance": None

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import click
 
-from winml_dag.cli import Note, echo, few, set_result
+from winml_dag.cli import Note, echo, set_result
 from winml_dag.cli.command import given_words
+from winml_dag.errors import few
 from winml_dag.file_reading import reads_logged
 from winml_dag.pipeline.request import Request
 from winml_dag.pipeline.sweep.cells import FAILED, Selection

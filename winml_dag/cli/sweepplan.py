@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml_dag.canonical import JsonObject
-from winml_dag.cli import Note, echo, few, set_result
+from winml_dag.cli import Note, echo, set_result
 from winml_dag.cli.buildreport import build_json, counts
 from winml_dag.cli.options import How, opened, request_from
 from winml_dag.engine.events import Status
 from winml_dag.engine.resources import Capacity, memory_for_runs
-from winml_dag.errors import StageError
+from winml_dag.errors import StageError, few
 from winml_dag.pipeline.build import DryRun, dry_run
 from winml_dag.pipeline.plan_cache import look_at_each
 from winml_dag.pipeline.sweep.cells import Selection, refuse_overruled, request_of, selected

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from math import isfinite, prod
 from pathlib import Path
 
-from winml_dag.errors import InputError
+from winml_dag.errors import InputError, few
 from winml_dag.onnxmodel.graph import (
     QDQ,
     Graph,
@@ -42,13 +42,13 @@ _MOST_NAMES = 3
 
 @dataclass(frozen=True)
 class TensorSize:
-    """A constant: ``size`` in bytes, ``file`` with its data, empty if it is in the model itself."""
+    """A constant: ``file`` with its data, None if it is in the model itself."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    size: int
-    file: str
+    size_bytes: int
+    file: str | None
 
 
 @dataclass(frozen=True)
@@ -57,16 +57,16 @@ class Sidecar:
 
     Attributes:
         holds: ``weights``, or ``binary`` of EPContext nodes.
-        size: in bytes; None if it is missing.
-        needed: the minimum size in bytes that the model requires.
+        size_bytes: None if it is missing.
+        needed_bytes: the minimum size that the model requires.
         problem: why it cannot be used, as a sentence; empty if it can.
         shared_with: other models in the folder that are compiled into the same binary.
     """
 
     name: str
     holds: str
-    size: int | None
-    needed: int
+    size_bytes: int | None
+    needed_bytes: int
     problem: str
     shared_with: tuple[str, ...] = ()
 
@@ -96,7 +96,7 @@ class Description:
     @property
     def total_size(self) -> int:
         """Bytes of the model and of all its existing files."""
-        return self.size + sum(sidecar.size or 0 for sidecar in self.sidecars)
+        return self.size + sum(sidecar.size_bytes or 0 for sidecar in self.sidecars)
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -140,12 +140,12 @@ def _tensors(path: Path, model: Model) -> Sequence[TensorSize]:
     # A Constant's tensor may have two names, its own and that of the output under which nodes read it.
     last = {id(tensor): name for name, tensor in constants.items()}
     found = [_tensor(path, name, constants[name]) for name in last.values()]
-    return sorted(found, key=lambda tensor: (-tensor.size, tensor.name))
+    return sorted(found, key=lambda tensor: (-tensor.size_bytes, tensor.name))
 
 
 def _tensor(path: Path, name: str, tensor: Tensor) -> TensorSize:
     size = byte_size(tensor.data_type, tensor.dims) or tensor.stored_bytes
-    file = "" if tensor.external is None else sidecar_name(path, tensor.external.get("location", ""))
+    file = None if tensor.external is None else sidecar_name(path, tensor.external.get("location", "")) or None
     return TensorSize(name, dtype_name(tensor.data_type), tensor.dims, size, file)
 
 
@@ -225,7 +225,7 @@ def dynamic_inputs(model: Model) -> Iterator[str]:
     if names:
         verb = "has no fixed shape" if len(names) == 1 else "have no fixed shapes"
         how = "give sizes with --batch-size, --shape-config or --input-specs"
-        yield f"{_few(names)} {verb}, and an NPU needs one: {how}."
+        yield f"{few(names, _MOST_NAMES)} {verb}, and an NPU needs one: {how}."
 
 
 def _is_fixed(dim: int | str | None) -> bool:
@@ -242,7 +242,7 @@ def _unmade_outputs(graph: Graph) -> Iterator[str]:
     made = {name for node in graph.nodes for name in node.outputs}
     made |= {tensor.name for tensor in graph.initializers} | {value.name for value in graph.inputs}
     if names := [value.name for value in graph.outputs if value.name not in made]:
-        yield f"No node makes {_few(names)}, which it lists as output: it was cut wrongly."
+        yield f"No node makes {few(names, _MOST_NAMES)}, which it lists as output: it was cut wrongly."
 
 
 def _wide_types_too_early(model: Model, nodes: Sequence[Node], constants: Mapping[str, Tensor]) -> Iterator[str]:
@@ -297,7 +297,7 @@ def _bad_scales(nodes: Sequence[Node], stored: _Stored) -> Iterator[str]:
         for name in sorted(names)
         if not all(isfinite(value) and value > 0 for value in stored.floats(name))
     ]:
-        yield f"A scale that is zero, negative or no number makes nonsense of what it scales: {_few(bad)}."
+        yield f"A scale that is zero, negative or no number makes nonsense of what it scales: {few(bad, _MOST_NAMES)}."
 
 
 def _lost_conversions(nodes: Sequence[Node], stored: _Stored) -> Iterator[str]:
@@ -321,7 +321,8 @@ def _lost_conversions(nodes: Sequence[Node], stored: _Stored) -> Iterator[str]:
     if names:
         yield (
             f"QNN computes something else: it drops additions of zero, and with them the conversion to the scale behind"
-            f" {_few(names)}. Take them out of the float model and quantize it again: `winml-dag quantize` does both."
+            f" {few(names, _MOST_NAMES)}. Take them out of the float model and quantize it again: `winml-dag quantize`"
+            " does both."
         )
 
 
@@ -340,8 +341,3 @@ def _encoding(node: Node, stored: _Stored) -> list[bytes | str]:
     """Return scale and zero point; by name if their numbers are in another file."""
     names = [node.inputs[at] if len(node.inputs) > at else "" for at in (1, 2)]
     return [(stored.read(name) or name) if name else b"\0" for name in names]
-
-
-def _few(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(names[:_MOST_NAMES]) + more

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from winml_dag.errors import UsageError
+from winml_dag.errors import UsageError, few
 from winml_dag.pipeline.sweep.result import SharedGraph
 from winml_dag.recipe.sweep import matches
 from winml_dag.report.row import Report, Row
@@ -113,11 +113,9 @@ def chosen(report: Report, filters: Sequence[str], *, of_another: bool = False) 
     tests = [_test(text, None if of_another else axes) for text in filters]
     rows = tuple(row for row in report.rows if all(test(row) for test in tests))
     if not rows and not of_another:
-        some = ", ".join(row.name for row in report.rows[:_MOST_NAMES])
-        more = f" and {len(report.rows) - _MOST_NAMES} more" if len(report.rows) > _MOST_NAMES else ""
+        there = few([row.name for row in report.rows], _MOST_NAMES)
         raise UsageError(
-            f"No build is left by --filter {' --filter '.join(filters)}.",
-            advice=printable(f"There are: {some}{more}."),
+            f"No build is left by --filter {' --filter '.join(filters)}.", advice=printable(f"There are: {there}.")
         )
     names = {row.name for row in rows}
     goals = tuple(goal for goal in report.goals if any(each.cell in names for each in goal.candidates))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.errors import few
 from winml_dag.pipeline.sweep.result import Candidate, GoalResult, StageRun, encode
 from winml_dag.report.compare import Comparison
 from winml_dag.report.measures import MEASURES
@@ -61,11 +62,9 @@ def answers(report: Report, comparison: Comparison | None = None) -> tuple[str, 
     """Return a few sentences, the most important first; at least one."""
     rows = {row.name: row for row in report.rows}
     best = [_best_by(goal, rows) for goal in report.goals] or list(_best_without_goal(report.rows))
-    few = best[:_MOST]
-    if len(best) > _MOST:
-        few.append(f"{len(best) - _MOST} more are below.")
+    first = [*best[:_MOST], *([f"{len(best) - _MOST} more are below."] if len(best) > _MOST else [])]
     exist = f"{sum(row.is_there for row in report.rows)} of {len(report.rows)} builds exist."
-    return (*_change(comparison), *few) or (exist if report.rows else "There are no builds.",)
+    return (*_change(comparison), *first) or (exist if report.rows else "There are no builds.",)
 
 
 def _change(comparison: Comparison | None) -> Iterator[str]:
@@ -73,7 +72,7 @@ def _change(comparison: Comparison | None) -> Iterator[str]:
         return
     worse = comparison.regressions
     if worse:
-        names = ", ".join(row.name for row in worse[:3]) + (f" and {len(worse) - 3} more" if len(worse) > 3 else "")
+        names = few([row.name for row in worse], 3)
         yield f"{len(worse)} of {len(comparison.rows)} builds are worse than in {comparison.then}: {names}."
     else:
         yield f"No build is worse than in {comparison.then} by more than is allowed."

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from winml_dag.pipeline.sweep.result import GoalResult
 from winml_dag.report.measures import digits
@@ -20,46 +20,28 @@ from winml_dag.report.row import Row
 _FEWEST = 2
 
 
-@dataclass(frozen=True)
-class Point:
-    """A build as a point. Of each of *values*, less is better."""
-
-    name: str
-    values: tuple[float, ...]
-
-
 def dominates(one: Sequence[float], other: Sequence[float]) -> bool:
     """Return whether *one* is nowhere worse than *other*, and somewhere better; less is better."""
     return one != other and all(a <= b for a, b in zip(one, other, strict=True))
 
 
-def dominated(points: Sequence[Point]) -> dict[str, str]:
+def dominated(points: Mapping[str, Sequence[float]]) -> dict[str, str]:
     """Return, by name of each Pareto-dominated point, the nearest point on the front that dominates it.
 
-    Distances are relative to the range of each value. A tie is resolved by name.
+    Of each value of a point, less is better. Distances are relative to the range of each value. A tie is resolved by
+    name.
     """
-    front = pareto_front(points)
-    ranges = [max(axis) - min(axis) or 1.0 for axis in zip(*(point.values for point in points), strict=True)]
-    found = {}
-    for point in points:
-        better = [
-            (sum((a - b) ** 2 / size**2 for a, b, size in zip(one.values, point.values, ranges, strict=True)), one.name)
-            for one in front
-            if dominates(one.values, point.values)
-        ]
-        if better:
-            found[point.name] = min(better)[1]
-    return found
+    ranges = [max(axis) - min(axis) or 1.0 for axis in zip(*points.values(), strict=True)]
+    better = {name: [one for one in points if dominates(points[one], point)] for name, point in points.items()}
 
+    def distance(one: str, other: str) -> float:
+        return sum(((a - b) / size) ** 2 for a, b, size in zip(points[one], points[other], ranges, strict=True))
 
-def pareto_front(points: Iterable[Point]) -> list[Point]:
-    """Return the points that none dominates, ordered by their values."""
-    front: list[Point] = []
-    # In this order no later point dominates an earlier one.
-    for point in sorted(points, key=lambda one: (one.values, one.name)):
-        if not any(dominates(one.values, point.values) for one in front):
-            front.append(point)
-    return front
+    return {
+        name: min((distance(one, name), one) for one in above if not better[one])[1]
+        for name, above in better.items()
+        if above
+    }
 
 
 def judged(rows: Sequence[Row], goals: Iterable[GoalResult] = ()) -> tuple[Row, ...]:
@@ -78,11 +60,11 @@ def judged(rows: Sequence[Row], goals: Iterable[GoalResult] = ()) -> tuple[Row, 
         if len(next(iter(by_name.values()))) < _FEWEST:
             continue
         bounds = sorted({bound for name in by_name for bound in missed[name]})
-        points = [
+        points = {
             # Each bound adds one more dimension.
-            Point(name, (*(float(bound in missed[name]) for bound in bounds), *values.values()))
+            name: (*(float(bound in missed[name]) for bound in bounds), *values.values())
             for name, values in by_name.items()
-        ]
+        }
         for name, by in dominated(points).items():
             verdicts[name] = by, _reason(by_name[by], by_name[name], keeps_more=missed[by] < missed[name])
     return tuple(_with_verdict(row, verdicts.get(row.name)) for row in rows)

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from rich.cells import cell_len
 from rich.text import Text
 
+from winml_dag.errors import few
 from winml_dag.pipeline.sweep.result import CellStatus
 from winml_dag.report.compare import Change, Compared, Comparison, Fate, Verdict
 from winml_dag.report.measures import MEASURES, printable
@@ -337,8 +338,7 @@ def _lines_of_comparison(comparison: Comparison) -> Iterator[Text]:
         yield from _row_lines(row)
     for fate in (Fate.NEW, Fate.GONE):
         if names := [row.name for row in comparison.rows if row.fate is fate]:
-            more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-            yield Text(f"{fate}: {', '.join(names[:_MOST_NAMED])}{more}")
+            yield Text(f"{fate}: {few(names, _MOST_NAMED)}")
     for notice in comparison.notices:
         yield Text(f"note: {notice}")
     yield from map(Text, _not_compared(comparison))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from winml_dag.canonical import JsonObject
 from winml_dag.ep.registry import ExecutionProvider
-from winml_dag.errors import InputError, StageError
+from winml_dag.errors import InputError, StageError, few
 from winml_dag.onnxmodel.graph import QDQ, Graph, Model, Node, all_nodes
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.inspect import inspect_model
@@ -85,9 +85,7 @@ def cpu_nodes(model: Model) -> tuple[CpuNode, ...]:
 
 def first_names(nodes: tuple[CpuNode, ...]) -> str:
     """Return ``/a (Gather), /b (Cast), /c (Cast) and 4 more``; conversions last, since other operators cause them."""
-    more = len(nodes) - _MOST_NAMED
-    ranked = sorted(nodes, key=lambda node: node.op_type in QDQ)
-    return ", ".join(map(str, ranked[:_MOST_NAMED])) + (f" and {more} more" if more > 0 else "")
+    return few([str(node) for node in sorted(nodes, key=lambda node: node.op_type in QDQ)], _MOST_NAMED)
 
 
 def _conversions_at_the_edge(graph: Graph) -> list[Node]:

@@ -122,13 +122,13 @@ def test_a_binary_outside_of_the_folder_is_refused(tmp_path: Path, name: str) ->
 def test_tensors_are_listed_the_largest_first(linear: ModelMaker, branching: onnx.ModelProto, tmp_path: Path) -> None:
     save_model(linear(), tmp_path / "m.onnx")
     assert describe_model(tmp_path / "m.onnx").tensors == (
-        TensorSize("weight", "float32", (64, 64), 16384, ""),
-        TensorSize("bias", "float32", (64,), 256, ""),
+        TensorSize("weight", "float32", (64, 64), 16384, None),
+        TensorSize("bias", "float32", (64,), 256, None),
     )
     onnx.save(branching, tmp_path / "b.onnx")
     found = describe_model(tmp_path / "b.onnx")
     assert [tensor.name for tensor in found.tensors] == ["big", "sparse_at", "sparse", "condition"]
-    assert sum(tensor.size for tensor in found.tensors) == found.summary.weight_size
+    assert sum(tensor.size_bytes for tensor in found.tensors) == found.summary.weight_size
 
 
 @pytest.mark.usefixtures("low_threshold")
@@ -151,7 +151,7 @@ def test_weights_beside_the_model_are_told_as_what_they_are(linear: ModelMaker, 
     with pytest.raises(InputError, match=r"m\.onnx\.data, which m\.onnx needs, does not exist"):
         inspect_model(tmp_path / "m.onnx")
     found = describe_model(tmp_path / "m.onnx")
-    assert found.sidecars[0].size is None
+    assert found.sidecars[0].size_bytes is None
     assert "m.onnx.data, which m.onnx needs, does not exist." in found.problems[0]
     assert found.summary.op_counts == {"Add": 1, "MatMul": 1}
 
@@ -164,7 +164,7 @@ def test_a_compiled_model_without_its_binary_is_still_described(tmp_path: Path) 
     onnx.save(model, path)
     found = describe_model(path)
     assert found.compatibility == {"QNNExecutionProvider": "v2:73"}
-    assert (found.sidecars[0].name, found.sidecars[0].holds, found.sidecars[0].size) == ("a.bin", "binary", None)
+    assert (found.sidecars[0].name, found.sidecars[0].holds, found.sidecars[0].size_bytes) == ("a.bin", "binary", None)
     assert "a.bin, which m.onnx needs, does not exist" in found.problems[0]
     (tmp_path / "a.bin").touch()
     assert "a.bin is cut short" in describe_model(path).problems[0]

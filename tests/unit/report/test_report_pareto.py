@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from winml_dag.pipeline.sweep.result import Candidate, CellStatus, GoalResult
-from winml_dag.report.pareto import Point, dominated, judged, pareto_front
+from winml_dag.report.pareto import dominated, judged
 from winml_dag.report.row import Accuracy, Latency, Quality, Row, Size
 
 # Few different values, so that many points are equal in some of them.
@@ -17,40 +17,35 @@ _VALUES = st.integers(0, 4).map(float)
 
 
 @st.composite
-def _points(draw: st.DrawFn) -> list[Point]:
+def _points(draw: st.DrawFn) -> dict[str, tuple[float, ...]]:
     axes = draw(st.integers(1, 3))
     values = draw(st.lists(st.tuples(*[_VALUES] * axes), max_size=30))
-    return [Point(f"p{at}", each) for at, each in enumerate(values)]
+    return {f"p{at}": each for at, each in enumerate(values)}
 
 
-def _worse(one: Point, other: Point) -> bool:
+def _worse(one: Sequence[float], other: Sequence[float]) -> bool:
     """The definition: *other* is nowhere worse, and better somewhere."""
-    pairs = list(zip(other.values, one.values, strict=True))
+    pairs = list(zip(other, one, strict=True))
     return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
 
 
 @given(_points())
-def test_the_front_is_what_nothing_dominates(points: list[Point]) -> None:
-    expected = {one.name for one in points if not any(_worse(one, other) for other in points)}
-    assert {one.name for one in pareto_front(points)} == expected
-
-
-@given(_points())
-def test_what_is_dominated_names_a_dominator_of_the_front_and_no_other_is_nearer(points: list[Point]) -> None:
-    by_name = {one.name: one for one in points}
-    front = [one for one in points if not any(_worse(one, other) for other in points)]
+def test_what_is_dominated_names_a_dominator_of_the_front_and_no_other_is_nearer(
+    points: Mapping[str, Sequence[float]],
+) -> None:
+    front = {name: one for name, one in points.items() if not any(_worse(one, other) for other in points.values())}
     found = dominated(points)
-    assert set(found) == set(by_name) - {one.name for one in front}
-    sizes = [max(axis) - min(axis) or 1.0 for axis in zip(*(one.values for one in points), strict=True)]
+    assert set(found) == set(points) - set(front)
+    sizes = [max(axis) - min(axis) or 1.0 for axis in zip(*points.values(), strict=True)]
 
-    def distance(one: Point, other: Point) -> float:
-        return sum(((a - b) / size) ** 2 for a, b, size in zip(one.values, other.values, sizes, strict=True))
+    def distance(one: Sequence[float], other: Sequence[float]) -> float:
+        return sum(((a - b) / size) ** 2 for a, b, size in zip(one, other, sizes, strict=True))
 
     for name, by in found.items():
-        point = by_name[name]
-        assert _worse(point, by_name[by])
-        nearest = min(distance(point, one) for one in front if _worse(point, one))
-        assert abs(distance(point, by_name[by]) - nearest) < 1e-9
+        point = points[name]
+        assert _worse(point, points[by])
+        nearest = min(distance(point, one) for one in front.values() if _worse(point, one))
+        assert abs(distance(point, points[by]) - nearest) < 1e-9
 
 
 def _row(name: str, size: int, latency: float | None = None, cosine: float | None = None, **fields: object) -> Row:

@@ -24,7 +24,7 @@ from winml_dag.engine.resources import memory_for_runs
 from winml_dag.engine.stage import Node
 from winml_dag.ep.availability import RemoteEnvironment, installed
 from winml_dag.ep.registry import CPU, Target, execution_providers, find_ep, runtime_builds
-from winml_dag.errors import UsageError
+from winml_dag.errors import UsageError, few
 from winml_dag.pipeline.line import HERE, EpPlace, ep_place
 from winml_dag.store.digest import DigestFunction, Fingerprints
 from winml_dag.store.quantities import counted
@@ -205,11 +205,8 @@ def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str:
     names = [name for name in {**here, **there} if here.get(name) != there.get(name)]
     if not names:
         return ""
-    differences = [
-        f"{name} {_version(there.get(name))}, not {_version(here.get(name))}" for name in names[:_MOST_DIFFERENCES]
-    ]
-    more = f" and {len(names) - _MOST_DIFFERENCES} more" if len(names) > _MOST_DIFFERENCES else ""
-    return f"has {'; '.join(differences)}{more}"
+    differences = [f"{name} {_version(there.get(name))}, not {_version(here.get(name))}" for name in names]
+    return f"has {few(differences, _MOST_DIFFERENCES, '; ')}"
 
 
 def _version(value: str | None) -> str:
