@@ -83,6 +83,10 @@ class _Fork:
         if not self._has_ended:
             os.waitpid(self._pid, 0)
 
+    def kill(self) -> None:
+        if not self._has_ended:
+            os.kill(self._pid, signal.SIGKILL)
+
 
 def forked_server() -> ForkServer:
     """Return a server of workers that is a fork of this process, which saves the imports of each worker."""

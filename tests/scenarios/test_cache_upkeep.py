@@ -72,7 +72,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commands: OneProcess) 
 
 @pytest.mark.slow
 def test_the_limit_holds_after_every_build_and_what_is_used_stays(shop: Shop) -> None:
-    shop.says("cache", "limit", "180KB")
+    shop.says("cache", "gc", "--limit", "180KB")
     noted = []
     for seed in ("1", "2", "1", "3", "1", "4", "1"):
         text = shop.builds(seed)
