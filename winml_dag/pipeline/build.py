@@ -21,7 +21,6 @@ from winml_dag.errors import WinmlDagError
 from winml_dag.file_reading import LatestReads, reads_logged
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.buildresult import BuildResult, StageView, record_stats, result_of
-from winml_dag.pipeline.commit import is_changing
 from winml_dag.pipeline.finished import FinishedBuild
 from winml_dag.pipeline.plan_cache import Planned, keep_finished
 from winml_dag.pipeline.plan_text import whole
@@ -29,6 +28,7 @@ from winml_dag.pipeline.publish import prepare_folder, publish, refuse_file, ref
 from winml_dag.pipeline.run import Driver, Ended, GraphJob
 from winml_dag.pipeline.search import completed, round_of
 from winml_dag.store.artifact import FileEntry
+from winml_dag.store.commit import is_changing
 from winml_dag.store.store import Store
 
 if TYPE_CHECKING:

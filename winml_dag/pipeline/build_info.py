@@ -11,165 +11,23 @@ import json
 import os
 import platform
 import re
-import sys
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
-from functools import cache
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote, urlsplit, urlunsplit
 
 from winml_dag import TOOL_ID
 from winml_dag.canonical import JsonObject
-from winml_dag.engine.keys import distributions_in, normalised
 from winml_dag.engine.stage import Source
+from winml_dag.engine.wheels import wheel_records
 from winml_dag.file_reading import read_bytes
 from winml_dag.pipeline.finished import FinishedBuild
 from winml_dag.pipeline.manifest import folder_in
+from winml_dag.store.remote.ci import ci_run
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.request import Overrides
     from winml_dag.recipe.load import LoadedRecipe
-
-
-@dataclass(frozen=True)
-class CiRun:
-    """A run of a CI system, according to its environment variables.
-
-    It has only URLs and a commit, no secrets: credentials before the ``@`` of a URL are removed.
-
-    Attributes:
-        builder: the URL of what executes the run: a workflow, a pipeline, a runner.
-        run: the URL of this run.
-        repository: the URL of the repository; ``revision``: its commit. Both are empty if the system does not report
-            them.
-    """
-
-    builder: str
-    run: str
-    repository: str = ""
-    revision: str = ""
-
-
-def ci_run(environment: Mapping[str, str] | None = None) -> CiRun | None:
-    """Return the run of GitHub Actions (and compatible systems), Azure Pipelines or GitLab; None outside of these."""
-    environ = os.environ if environment is None else environment
-    for find in (_github, _azure, _gitlab):
-        if (found := find(environ)) is not None:
-            return found
-    return None
-
-
-def _github(environ: Mapping[str, str]) -> CiRun | None:
-    repository = _below(environ.get("GITHUB_SERVER_URL", ""), environ.get("GITHUB_REPOSITORY", ""))
-    if environ.get("GITHUB_ACTIONS") != "true" or not repository:
-        return None
-    run, attempt = environ.get("GITHUB_RUN_ID", ""), environ.get("GITHUB_RUN_ATTEMPT", "1")
-    workflow = _below(environ.get("GITHUB_SERVER_URL", ""), environ.get("GITHUB_WORKFLOW_REF", ""))
-    return CiRun(
-        workflow or f"{repository}/actions",
-        f"{repository}/actions/runs/{run}/attempts/{attempt}",
-        repository,
-        environ.get("GITHUB_SHA", ""),
-    )
-
-
-def _azure(environ: Mapping[str, str]) -> CiRun | None:
-    project = _below(environ.get("SYSTEM_COLLECTIONURI", ""), environ.get("SYSTEM_TEAMPROJECT", ""))
-    if environ.get("TF_BUILD", "").casefold() != "true" or not project:
-        return None
-    return CiRun(
-        f"{project}/_build?definitionId={environ.get('SYSTEM_DEFINITIONID', '')}",
-        f"{project}/_build/results?buildId={environ.get('BUILD_BUILDID', '')}",
-        _without_user(environ.get("BUILD_REPOSITORY_URI", "")),
-        environ.get("BUILD_SOURCEVERSION", ""),
-    )
-
-
-def _gitlab(environ: Mapping[str, str]) -> CiRun | None:
-    project = _without_user(environ.get("CI_PROJECT_URL", ""))
-    if environ.get("GITLAB_CI") != "true" or not project:
-        return None
-    runner = environ.get("CI_RUNNER_ID", "")
-    return CiRun(
-        f"{project}/-/runners/{runner}" if runner else project,
-        _without_user(environ.get("CI_JOB_URL", "")) or project,
-        project,
-        environ.get("CI_COMMIT_SHA", ""),
-    )
-
-
-def _below(address: str, path: str) -> str:
-    """Return *path* below *address*; empty if either is empty."""
-    return f"{_without_user(address).rstrip('/')}/{quote(path, safe='/@')}" if address and path else ""
-
-
-def _without_user(address: str) -> str:
-    """Return *address* without credentials."""
-    parts = urlsplit(address)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-
-
-# The installed content of a distribution as one digest: over those lines of the wheel's RECORD that are the same
-# wherever the wheel is installed.
-#
-# After installation the digest of the wheel itself is unknown. Its RECORD remains, with the SHA-256 of every file in
-# the wheel. Lines that the installer adds are skipped: byte code, scripts outside of the folder, and its own metadata.
-# See https://packaging.python.org/en/latest/specifications/recording-installed-packages/.
-
-
-_DIST_INFO = ".dist-info"
-# Files that an installer writes to the dist-info folder.
-_OF_INSTALLERS = frozenset({"INSTALLER", "RECORD", "REQUESTED", "direct_url.json", "uv_build.json", "uv_cache.json"})
-
-
-def wheel_records(versions: Mapping[str, str]) -> dict[str, str]:
-    """Return a digest (64 hex digits) of each installed distribution by its name.
-
-    Distributions that are not installed, or not in the version in *versions*, are skipped.
-    """
-    places = _installed(tuple(sys.path))
-    found = {
-        name: _digest_of(place)
-        for name, version in sorted(versions.items())
-        if (place := places.get((normalised(name), version))) is not None
-    }
-    return {name: digest for name, digest in found.items() if digest is not None}
-
-
-# Once per process: a sweep has hundreds of builds, and torch has 10,000 lines.
-@cache
-def _digest_of(record: Path) -> str | None:
-    try:
-        return record_digest(record.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-
-
-def record_digest(text: str) -> str:
-    """Return 64 hex digits over the lines of the RECORD *text* that come from the wheel, sorted, with line ends."""
-    lines = sorted(f"{line}\n" for line in text.replace("\\", "/").splitlines() if _is_of_the_wheel(line))
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-def _is_of_the_wheel(line: str) -> bool:
-    # Split without the csv module for speed: torch has 10,000 lines. A quoted name with a comma stays intact.
-    path, _, rest = line.rpartition(",")[0].rpartition(",")
-    folder, _, name = path.rpartition("/")
-    if not rest or "__pycache__/" in path or path.startswith(("../", "/")):
-        return False
-    return not (folder.endswith(_DIST_INFO) and name in _OF_INSTALLERS)
-
-
-@cache
-def _installed(path: tuple[str, ...]) -> dict[tuple[str, str], Path]:
-    """Return the RECORD of each distribution in the folders *path*, by normalised name and version; the first wins."""
-    found: dict[tuple[str, str], Path] = {}
-    for name, version, folder in distributions_in(path):
-        if folder.endswith(_DIST_INFO):
-            found.setdefault((name, version), Path(folder, "RECORD"))
-    return found
 
 
 _PACKAGE = Path(__file__).parent.parent

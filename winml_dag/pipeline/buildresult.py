@@ -14,9 +14,9 @@ from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.errors import UsageError, WinmlDagError
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
-from winml_dag.pipeline.commit import PublishedChange
 from winml_dag.pipeline.search import folded
 from winml_dag.store.cache_folder import log_build
+from winml_dag.store.commit import PublishedChange
 from winml_dag.store.records import Record
 from winml_dag.store.store import Store
 from winml_dag.store.usage import Traffic

@@ -16,10 +16,10 @@ from winml_dag.engine.keys import config_hash
 from winml_dag.errors import UsageError
 from winml_dag.file_reading import read_json
 from winml_dag.names import KEPT, parents
-from winml_dag.pipeline.commit import held
 from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST
 from winml_dag.pipeline.manifest import Manifest, read_manifest
 from winml_dag.store.artifact import FileEntry
+from winml_dag.store.commit import held
 from winml_dag.store.files import Below, in_words
 from winml_dag.store.store import Store
 

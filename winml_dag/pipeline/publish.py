@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from winml_dag.errors import InputError, StoreError, UsageError
 from winml_dag.file_reading import MOST_BYTES_OF_MANY, read_bytes
-from winml_dag.pipeline.commit import PublishedChange, change_folder, held, is_changing
 from winml_dag.pipeline.layout import (
     BUILD_CONFIG,
     MANIFEST,
@@ -28,6 +27,7 @@ from winml_dag.pipeline.layout import (
 )
 from winml_dag.pipeline.manifest import is_of_winml_cli, make_manifest, manifest_text, read_manifest, with_part
 from winml_dag.store.artifact import Artifact, FileEntry
+from winml_dag.store.commit import PublishedChange, change_folder, held, is_changing
 from winml_dag.store.files import Below
 from winml_dag.store.store import Store
 

@@ -30,7 +30,6 @@ from winml_dag.pipeline.request import (
     MODE_VARIABLE,
     NAMESPACE_VARIABLE,
     REMOTE_VARIABLE,
-    TOKEN_HOST_VARIABLE,
     RemoteOptions,
     names_remotes,
 )
@@ -40,6 +39,7 @@ from winml_dag.recipe.problems import problems
 from winml_dag.store.remote.protocol import FOLDERS
 from winml_dag.store.remote.settings import (
     PATH_ADVICE,
+    TOKEN_HOST_VARIABLE,
     Mode,
     RemoteSettings,
     SigningKey,

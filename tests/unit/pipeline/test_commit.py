@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from winml_dag.errors import StoreError
-from winml_dag.pipeline import commit
-from winml_dag.pipeline.commit import is_changing
+from winml_dag.store import commit
+from winml_dag.store.commit import is_changing
 
 OURS = {"gone.txt": b"old", "kept.json": b"kept", "model.onnx": b"old model"}
 USERS = {"notes.txt": b"mine", "pictures/cat.png": b"cat"}

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 
 from winml_dag.engine.keys import distribution_version
 from winml_dag.engine.stage import Source, SourceFile
-from winml_dag.pipeline.build_info import CiRun, asked_for, ci_run, record_digest, source_json, wheel_records
+from winml_dag.engine.wheels import record_digest, wheel_records
+from winml_dag.pipeline.build_info import asked_for, source_json
 from winml_dag.pipeline.manifest import manifest_text, with_part
 from winml_dag.pipeline.request import Overrides
 from winml_dag.recipe.load import load_recipe
 from winml_dag.stages import artifact_types
+from winml_dag.store.remote.ci import CiRun, ci_run
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

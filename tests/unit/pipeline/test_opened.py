@@ -12,9 +12,10 @@ from servers.faulty import FaultyServer
 from servers.nginx import nginx_server
 
 from winml_dag.errors import UsageError
-from winml_dag.pipeline.remotes import check_tier, close_store, open_store
+from winml_dag.pipeline.remotes import close_store, open_store
 from winml_dag.pipeline.request import RemoteOptions
 from winml_dag.store.remote import http, transfer
+from winml_dag.store.remote.check import check_tier
 from winml_dag.store.remote.settings import Mode, RemoteSettings, SigningKey, TierSettings, open_remote
 from winml_dag.store.store import Store
 from winml_dag.store.usage import read_statistics

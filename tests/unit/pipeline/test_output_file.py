@@ -11,9 +11,9 @@ from onnx import TensorProto, helper
 from pipeline_samples import changed_before, publish, save_compiled_model, save_model
 
 from winml_dag.errors import UsageError
-from winml_dag.pipeline import commit
-from winml_dag.pipeline.commit import PublishedChange
 from winml_dag.pipeline.publish import OutputFile
+from winml_dag.store import commit
+from winml_dag.store.commit import PublishedChange
 from winml_dag.store.store import Store
 
 NAME = "small.onnx"

@@ -12,11 +12,11 @@ from memory_store import NotedStore
 from pipeline_samples import publish
 
 from winml_dag.errors import StoreError, UsageError
-from winml_dag.pipeline.commit import PublishedChange, change_folder
 from winml_dag.pipeline.layout import MANIFEST
 from winml_dag.pipeline.publish import OutputFolder, prepare_folder, refuse_file
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.blobs import STAMP_NS, BlobDamaged
+from winml_dag.store.commit import PublishedChange, change_folder
 from winml_dag.store.store import Store
 
 FIRST = {"export.onnx": b"exported", "model.onnx": b"model", "model.onnx.data": b"weights"}

@@ -20,9 +20,9 @@ from winml_dag.store.cache_folder import default_cache_dir
 from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.remotes import Finding
     from winml_dag.pipeline.request import RemoteOptions
     from winml_dag.store.records import Record
+    from winml_dag.store.remote.check import Finding
     from winml_dag.store.remote.settings import RemoteSettings, TierSettings
     from winml_dag.store.store import Store
     from winml_dag.store.usage import Traffic
@@ -232,7 +232,7 @@ def key(name: str, output: Path | None) -> None:
 
 
 def _findings(tier: TierSettings, settings: RemoteSettings) -> list[Finding]:
-    from winml_dag.pipeline.remotes import check_tier
+    from winml_dag.store.remote.check import check_tier
     from winml_dag.store.remote.settings import Mode, open_remote
 
     if tier.mode is Mode.OFF:

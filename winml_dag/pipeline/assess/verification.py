@@ -21,11 +21,11 @@ from winml_dag.errors import InputError, StoreError
 from winml_dag.file_reading import parse_json, read_bytes
 from winml_dag.names import KEPT
 from winml_dag.pipeline.buildgraph import prefixed
-from winml_dag.pipeline.commit import is_changing
 from winml_dag.pipeline.documents import BuildManifest, Input, Output, Stage
 from winml_dag.pipeline.layout import BUILD_CONFIG, MANIFEST
 from winml_dag.pipeline.manifest import Manifest, load_manifest
 from winml_dag.store.artifact import Artifact, FileEntry
+from winml_dag.store.commit import is_changing
 from winml_dag.store.digest import digest_file, split_digest
 from winml_dag.store.files import files_below, name_below
 from winml_dag.store.records import KeyInputs

@@ -20,7 +20,6 @@ from winml_dag.canonical import JsonObject
 from winml_dag.engine.eta import CriticalPath
 from winml_dag.errors import InputError, StoreError, UsageError
 from winml_dag.file_reading import read_bytes
-from winml_dag.pipeline.commit import folder_key
 from winml_dag.pipeline.jsonfile import has_mark
 from winml_dag.pipeline.publish import refuse_file
 from winml_dag.pipeline.sweep.cells import keys_of, shared_graph, with_sharing
@@ -34,6 +33,7 @@ from winml_dag.pipeline.sweep.result import (
     write_sweep,
 )
 from winml_dag.recipe.reading import ModuleItem, module_items
+from winml_dag.store.commit import folder_key
 from winml_dag.store.files import in_words, write_whole
 
 if TYPE_CHECKING:

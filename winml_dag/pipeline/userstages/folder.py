@@ -17,10 +17,10 @@ from winml_dag.engine.events import StageResult
 from winml_dag.engine.inplace import InPlace
 from winml_dag.errors import InputError, UsageError
 from winml_dag.pipeline.buildgraph import BuildGraph
-from winml_dag.pipeline.commit import PublishedChange
 from winml_dag.pipeline.layout import MANIFEST
 from winml_dag.pipeline.manifest import read_manifest
 from winml_dag.store.artifact import FileEntry
+from winml_dag.store.commit import PublishedChange
 from winml_dag.store.files import Below
 from winml_dag.store.store import Store
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from winml_dag.store.remote.protocol import Remote
 
 TOKEN = "WINML_DAG_REMOTE_TOKEN"
+TOKEN_HOST_VARIABLE = "WINML_DAG_REMOTE_TOKEN_HOST"
 KEYS_VARIABLE = "WINML_DAG_REMOTE_KEYS"
 KEYS_FILE_VARIABLE = "WINML_DAG_REMOTE_KEYS_FILE"
 # As long as the output of HMAC-SHA256: a shorter secret is easier to guess than a signature.

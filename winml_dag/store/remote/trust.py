@@ -5,11 +5,6 @@ byte for byte, so nothing untrusted reaches the JSON parser. It covers the key, 
 a record is worthless under another key or in another namespace. HMAC signs and verifies with one secret, so every
 verifier could sign. What keeps a pull request out of the trusted namespace is that it may not write there, and that the
 namespace does not trust its key.
-
-In CI a pull request reads the configured namespace and writes at most one of its own, which no other run reads.
-Otherwise its code could put there what the next build of the main branch takes for its own work. A branch writes only
-if changes get to it by review. The run is identified by environment variables, which anyone who can edit a workflow can
-set, so this keeps honest runs where they belong. Protection from others is the task of credentials and keys.
 """
 
 from __future__ import annotations
@@ -18,24 +13,21 @@ import hashlib
 import hmac
 import json
 import math
-import re
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
-from typing import NoReturn, TypeAlias, cast
+from typing import NoReturn, cast
 
 from winml_dag.canonical import JsonObject, JsonValue, canonical_json
 from winml_dag.errors import StoreError
 from winml_dag.file_reading import nests_deeper
 from winml_dag.names import is_safe_part
 from winml_dag.store.records import KeyInputs, Record
+from winml_dag.store.remote.ci import is_of_pull
 from winml_dag.store.remote.protocol import DIGEST, KEY, MOST_RECORD_BYTES
-from winml_dag.store.remote.settings import Mode, RemoteSettings, SigningKey, TierSettings
+from winml_dag.store.remote.settings import SigningKey
 
 ENVELOPE_FORMAT = 1
-BRANCHES_VARIABLE = "WINML_DAG_REMOTE_BRANCHES"
 # The signed text begins with this, so that a signature is void where the same secret signs something else.
 _DOMAIN = b"winml_dag record 1"
 # A key's name has 64 characters at most, and a signature as many.
@@ -50,16 +42,6 @@ _TEXTS = ("builder", "run", "revision", "host")
 _MOST_CHARACTERS, _MOST_TOOLS = 500, 50
 # The first suspects when two machines made different results.
 _TOOLS = ("onnx", "onnxruntime", "onnxruntime-qnn", "torch", "transformers", "numpy")
-_PULL = "pull"
-# Events that run the code of the branch that they name. Others, such as pull_request_target, workflow_run and
-# issue_comment, name the default branch and may run anybody's code.
-_OWN_EVENTS = {"push", "schedule", "workflow_dispatch", "repository_dispatch"}
-_NUMBER = re.compile(r"[1-9][0-9]{0,17}")
-
-# The environment, in which a variable that is not set is empty.
-_Variables: TypeAlias = Mapping[str, str]
-# Why a CI run may not write what is shared, and the number of the pull request whose own namespace it may write.
-_Restriction: TypeAlias = tuple[str, int | None]
 
 
 class Refused(StoreError):
@@ -292,97 +274,3 @@ def _is_printable(text: object, most_characters: int) -> bool:
 
 def _refuse(why: str) -> NoReturn:
     raise Refused(why)
-
-
-def is_of_pull(namespace: str) -> bool:
-    """Whether a pull request may write *namespace*."""
-    return namespace.partition("/")[0] == _PULL
-
-
-def allowed(settings: RemoteSettings, environment: Mapping[str, str]) -> tuple[RemoteSettings, str]:
-    """The part of *settings* that this run may use, and a sentence on the restriction; empty without one, as outside of
-    CI and in unknown CI systems.
-    """
-    env = defaultdict(str, {name: value.strip() for name, value in environment.items()})
-    restriction = next((find(env) for marker, find in _SYSTEMS.items() if env[marker]), None)
-    if restriction is None or not any(tier.mode is Mode.READ_WRITE for tier in settings.tiers):
-        return settings, ""
-    sentence, pull = restriction
-    tiers = tuple(each for tier in settings.tiers for each in _restrict(tier, pull))
-    return replace(settings, tiers=tiers), sentence
-
-
-def _restrict(tier: TierSettings, pull: int | None) -> tuple[TierSettings, ...]:
-    if tier.mode is not Mode.READ_WRITE:
-        return (tier,)
-    shared = replace(tier, mode=Mode.READ)
-    if pull is None:
-        return (shared,)
-    # Its own is asked first: it has what the pull request changed. What is shared already is not copied there.
-    own = replace(tier, namespace=f"{_PULL}/{pull}", trusted=None, is_back_filled=False)
-    return own, shared
-
-
-def _github(env: _Variables) -> _Restriction | None:
-    event, ref = env["GITHUB_EVENT_NAME"], env["GITHUB_REF"]
-    if ref.startswith("refs/pull/") or event.startswith("pull_request"):
-        return _pull_request(_number_in(ref))
-    if event not in _OWN_EVENTS:
-        return _unprotected(f"The event {event}")
-    return _branch(env, _branch_in(ref), is_protected=env["GITHUB_REF_PROTECTED"] == "true")
-
-
-def _azure(env: _Variables) -> _Restriction | None:
-    ref, reason = env["BUILD_SOURCEBRANCH"], env["BUILD_REASON"]
-    # If the code is on GitHub, people see GitHub's number, else Azure's own.
-    number = env["SYSTEM_PULLREQUEST_PULLREQUESTNUMBER"] or env["SYSTEM_PULLREQUEST_PULLREQUESTID"]
-    if reason == "PullRequest" or number or ref.startswith("refs/pull/"):
-        return _pull_request(_number(number) or _number_in(ref))
-    # Azure does not report which branches have policies.
-    return _branch(env, _branch_in(ref), is_protected=_branch_in(ref) in ("main", "master"))
-
-
-def _gitlab(env: _Variables) -> _Restriction | None:
-    number = env["CI_MERGE_REQUEST_IID"] or env["CI_EXTERNAL_PULL_REQUEST_IID"]
-    if number or env["CI_PIPELINE_SOURCE"] in ("merge_request_event", "external_pull_request_event"):
-        return _pull_request(_number(number))
-    return _branch(env, env["CI_COMMIT_BRANCH"], is_protected=env["CI_COMMIT_REF_PROTECTED"] == "true")
-
-
-# By a variable that each of them always sets, and nothing else does.
-_SYSTEMS: dict[str, Callable[[_Variables], _Restriction | None]] = {
-    "GITHUB_ACTIONS": _github,
-    "TF_BUILD": _azure,
-    "GITLAB_CI": _gitlab,
-}
-
-
-def _pull_request(number: int | None) -> _Restriction:
-    if number is None:
-        return "This is a pull request without a number: nothing is put into remotes.", None
-    return f"This is pull request {number}: what it makes is put into the namespace {_PULL}/{number} only.", number
-
-
-def _branch(env: _Variables, name: str, *, is_protected: bool) -> _Restriction | None:
-    if not name:
-        return _unprotected("What is no branch")
-    if named := env[BRANCHES_VARIABLE]:
-        is_protected = any(fnmatchcase(name, each) for each in named.replace(",", " ").split())
-    return None if is_protected else _unprotected(f"The branch {name}")
-
-
-def _unprotected(what: str) -> _Restriction:
-    advice = f"{BRANCHES_VARIABLE} may name branches that are."
-    return f"{what} is not known to be protected: nothing is put into remotes. {advice}", None
-
-
-def _branch_in(ref: str) -> str:
-    return ref.removeprefix("refs/heads/") if ref.startswith("refs/heads/") else ""
-
-
-def _number_in(ref: str) -> int | None:
-    return _number(ref.removeprefix("refs/pull/").partition("/")[0])
-
-
-def _number(text: str) -> int | None:
-    return int(text) if _NUMBER.fullmatch(text) else None

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from winml_dag.store.remote.ci import allowed
 from winml_dag.store.remote.settings import Mode, RemoteSettings, TierSettings
-from winml_dag.store.remote.trust import allowed
 
 MAIN = TierSettings("https://team", Mode.READ_WRITE, "main", frozenset({"ci"}))
 COMPANY = TierSettings("s3://company", Mode.READ, "main")
