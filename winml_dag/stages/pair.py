@@ -234,11 +234,10 @@ class Pair:
         while chunk := list(islice(left, self._batching.size)):
             progress(done, feeds.count, "samples")
             with failures_explained(feeds.kind, self._give):
-                of_both = [
-                    list(self._batching.run(session, self.names, chunk))
-                    for session in (self._reference, self._candidate)
-                ]
-            for feed, expected, found in zip(chunk, *of_both, strict=True):
+                of_reference = list(self._batching.run(self._reference, self.names, chunk))
+            # The inputs are good enough for the reference, so a failure here has another reason.
+            of_candidate = list(self._batching.run(self._candidate, self.names, chunk))
+            for feed, expected, found in zip(chunk, of_reference, of_candidate, strict=True):
                 for name, output, wanted, got in zip(self.names, outputs, expected, found, strict=True):
                     _require_alike(name, wanted, got)
                     reference[name] += Odd.of(wanted)

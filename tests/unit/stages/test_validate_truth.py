@@ -232,6 +232,14 @@ def test_a_model_that_fails_on_random_inputs_says_that_they_may_be_why(tmp_path:
     with pytest.raises(StageError) as failed:
         calibrate(tmp_path, model)
     assert "give real ones (quant.calibration_data)" in failed.value.advice
+    # Inputs on which the reference runs are not why another model fails.
+    reference = graph(
+        "g (float[6] x, int64[2] shape) => (float[1, 1] y) <int64[2] one = {1, 1}>"
+        "{ c = Cast <to = 1> (shape) s = ReduceSum (x) t = ReduceSum (c) u = Add (s, t) y = Reshape (u, one) }"
+    )
+    with pytest.raises(StageError, match="The model loads but does not run") as failed:
+        validate(tmp_path / "other", model, reference, precision="fp32")
+    assert failed.value.advice == ""
     slots = {"data": stored(tmp_path / "data", x=np.ones((2, 6), np.float32), shape=np.array([[2, 3]] * 2))}
     assert validate(tmp_path / "given", model, model, precision="fp32", slots=slots)["samples"]
 
