@@ -257,16 +257,6 @@ def test_each_build_of_a_sweep_has_a_statement_that_is_about_its_own_folder(
     )
 
 
-@pytest.mark.parametrize("format_", FORMATS)
-def test_an_older_manifest_tells_less(out: Path, format_: str, tmp_path: Path) -> None:
-    manifest = json.loads((out / "build_manifest.json").read_text())
-    for stage in manifest["stages"]:
-        stage.pop("log", None)
-    del manifest["run"]
-    (out / "build_manifest.json").write_bytes(manifest_text(manifest))
-    assert check_against(out, document_of(out, format_, tmp_path)).is_intact
-
-
 def test_a_commit_of_the_hub_and_a_run_of_ci_are_told(out: Path) -> None:
     commit, repository = "0123456789abcdef0123456789abcdef01234567", "https://github.com/org/models"
     manifest = json.loads((out / "build_manifest.json").read_text())

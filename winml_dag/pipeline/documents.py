@@ -135,7 +135,7 @@ class Stage(_Lenient):
     cached: bool = False
     elapsed_seconds: float | None = None
     cache_key: str | None = None
-    version: int | None = None
+    version: int = 0
     config: dict[str, JsonValue] = {}
     config_hash: str = ""
     settings: Config = Field(default=Config(), validation_alias="config")
@@ -207,7 +207,7 @@ class Run(_Lenient):
     made_by: str = ""
     python: str = ""
     ci: Ci = Ci()
-    asked: Asked | None = None
+    asked: Asked = Asked()
     sources: dict[str, OnErrorOmit[Origin]] = {}
     wheels: _Words = {}
 

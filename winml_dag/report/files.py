@@ -41,7 +41,7 @@ def read_report(path: Path) -> Report:
     """Read the report in the file *path*, as written by ``winml-dag report``.
 
     Raises:
-        InputError: when it does not exist, is damaged, has a newer format, or comes from another program.
+        InputError: when it does not exist, is damaged, has another format, or comes from another program.
     """
     try:
         return decode_text(Report, read_bytes(path, MOST_BYTES_OF_MANY), FORMAT)

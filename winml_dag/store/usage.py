@@ -7,8 +7,7 @@ The lines:
     sum <time> <builds> <reused> <ran> <ms saved> <bytes stored>       all builds up to there, the first at <time>
     remote <time> <numbers, in the order of Traffic>       traffic with remotes, of one run or of many
 
-Damaged or truncated lines are skipped. A remote line with fewer numbers than Traffic has is from an older version.
-Reading a long file replaces its lines with their sum.
+Damaged or truncated lines are skipped. Reading a long file replaces its lines with their sum.
 """
 
 from __future__ import annotations
@@ -139,7 +138,7 @@ def _counted(lines: Iterable[str]) -> Statistics:
     for line in lines:
         kind, _, rest = line.partition(" ")
         numbers = _numbers(rest)
-        if kind == "remote" and 1 < len(numbers) <= _TRAFFIC + 1:
+        if kind == "remote" and len(numbers) == _TRAFFIC + 1:
             traffic += Traffic(*numbers[1:])
             continue
         if kind == "build" and len(numbers) == 5:

@@ -233,7 +233,7 @@ def contradictions(manifest: Manifest) -> Iterator[str]:
             continue
         if _hash_or_none(config_hash, stage.config) != stage.config_hash:
             yield f"{stage.id} has another config_hash than its config makes."
-        elif stage.version is not None:  # an older manifest has none
+        else:
             inputs = {slot: str(given.digest) for slot, given in stage.inputs.items()}
             made_from = KeyInputs(stage.name, stage.version, stage.config, inputs, stage.toolchain)
             if _hash_or_none(cache_key, made_from) != stage.cache_key:

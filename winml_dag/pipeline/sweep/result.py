@@ -38,10 +38,6 @@ class CellStatus(StrEnum):
     SKIPPED = "skipped"
     NOT_REACHED = "not reached"
 
-    @classmethod
-    def _missing_(cls, value: object) -> CellStatus | None:
-        return cls.SKIPPED if value == "left out" else None  # the name in format 1
-
 
 @dataclass(frozen=True)
 class StageRun:
@@ -304,15 +300,15 @@ def sweep_of(data: bytes) -> SweepResult:
     return decode_text(SweepResult, data, FORMAT)
 
 
-def decode_text(kind: type[T], data: bytes, newest: int) -> T:
-    """Return the dataclass *kind* in the JSON *data*, whose ``format`` is *newest* or older. Raises DecodeError."""
+def decode_text(kind: type[T], data: bytes, known: int) -> T:
+    """Return the dataclass *kind* in the JSON *data*, whose ``format`` is *known*. Raises DecodeError."""
     try:
         value: Any = parse_json(data, allow_nan=False)
     except ValueError as error:
         raise DecodeError(f"it is not JSON ({error})") from None
-    found = value.get("format", newest) if isinstance(value, dict) else newest
-    if not isinstance(found, int) or found > newest:
-        raise DecodeError(f"its format is {found!r}, and this version knows up to {newest}")
+    found = value.get("format", known) if isinstance(value, dict) else known
+    if found != known:
+        raise DecodeError(f"its format is {found!r}, and this version knows {known} only")
     return decode(kind, value)
 
 

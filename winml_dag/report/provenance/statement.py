@@ -95,7 +95,10 @@ def _predicate(build: BuildFacts) -> JsonObject:
     return {
         "buildDefinition": {
             "buildType": BUILD_TYPE,
-            "externalParameters": _external(build),
+            "externalParameters": {
+                "recipe": without_places(run.asked.recipe),
+                "options": without_places(run.asked.options),
+            },
             "internalParameters": {
                 **({"settings": without_places(build.settings)} if build.settings else {}),
                 "target": {name: build.value.get(name) for name in ("execution_provider", "device")},
@@ -107,7 +110,7 @@ def _predicate(build: BuildFacts) -> JsonObject:
             "builder": {
                 "id": run.ci.builder or LOCAL_BUILDER,
                 "version": {
-                    "winml_dag": _version(build),
+                    "winml_dag": run.made_by.removeprefix("winml_dag "),
                     **({"python": run.python} if run.python else {}),
                 },
             },
@@ -115,14 +118,6 @@ def _predicate(build: BuildFacts) -> JsonObject:
             "byproducts": [*map(_filled, _byproducts(build))],
         },
     }
-
-
-def _external(build: BuildFacts) -> JsonObject:
-    asked = build.manifest.run.asked
-    if asked is not None:
-        return {"recipe": without_places(asked.recipe), "options": without_places(asked.options)}
-    # Older manifests do not record the request; only the result shows it.
-    return {"model": build.model, **{name: build.value.get(name) for name in ("task", "precision")}}
 
 
 def _stage(stage: Stage) -> JsonObject:
@@ -138,12 +133,6 @@ def _stage(stage: Stage) -> JsonObject:
         "madeBy": stage.made_by,
         "reused": stage.cached,
     }
-
-
-def _version(build: BuildFacts) -> str:
-    """Return the version that wrote the manifest; for older manifests, the version that ran its last stage."""
-    tool = build.manifest.run.made_by or next((stage.made_by for stage in reversed(build.stages)), "")
-    return tool.removeprefix("winml_dag ")
 
 
 def _metadata(build: BuildFacts) -> JsonObject:
@@ -165,7 +154,7 @@ def _dependencies(build: BuildFacts) -> Iterator[JsonObject]:
             "uri": f"git+{ci.repository}{f'@{ci.revision}' if ci.revision else ''}",
             **({"digest": {"gitCommit": ci.revision}} if ci.revision else {}),
         }
-    if asked is not None and asked.recipe_file.digest.startswith("sha256:"):
+    if asked.recipe_file.digest.startswith("sha256:"):
         digest = {"sha256": asked.recipe_file.digest.removeprefix("sha256:")}
         yield {"name": asked.recipe_file.file, "digest": digest, "annotations": {"role": "recipe"}}
     for dependency in build.dependencies:
