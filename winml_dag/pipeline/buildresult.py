@@ -15,15 +15,15 @@ from winml_dag.engine.events import StageResult, Status
 from winml_dag.errors import UsageError, WinmlDagError
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
 from winml_dag.pipeline.search import folded
-from winml_dag.store.cache_folder import log_build
+from winml_dag.store.cache_folder import limit_text, log_build
 from winml_dag.store.commit import PublishedChange
 from winml_dag.store.records import Record
 from winml_dag.store.store import Store
-from winml_dag.store.usage import Traffic
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.stageresults import QuantizeResult
     from winml_dag.stages.quality import Quality
+    from winml_dag.store.usage import Traffic
 
 
 @dataclass(frozen=True)
@@ -266,9 +266,11 @@ def _size(record: Record) -> int:
 
 
 def _kept_to_limit(store: Store) -> str:
-    # Imported here: a build that runs nothing does not need it.
+    if not (limit := limit_text(store.folder)):
+        return ""
+    # Imported here: most caches have no limit.
     from winml_dag.store.quantities import counted, size_text
-    from winml_dag.store.usage import keep_to_limit, limit_text
+    from winml_dag.store.usage import keep_to_limit
 
     try:
         done = keep_to_limit(store)
@@ -277,7 +279,7 @@ def _kept_to_limit(store: Store) -> str:
     if done is None:
         return ""
     return (
-        f"The cache was above its limit of {limit_text(store.folder)}, so {counted(done.records, 'record')} and "
+        f"The cache was above its limit of {limit}, so {counted(done.records, 'record')} and "
         f"{counted(done.blobs, 'blob')}, the least recently used, were removed, {size_text(done.freed_bytes)}; "
         f"{size_text(done.left_bytes)} are left."
     )

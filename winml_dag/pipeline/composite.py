@@ -12,9 +12,10 @@ from dataclasses import replace
 from winml_dag.canonical import JsonObject, JsonValue, mapping
 from winml_dag.engine.stage import Skip
 from winml_dag.errors import RecipeError, known_instead
-from winml_dag.pipeline.buildgraph import Build, prefixed
+from winml_dag.pipeline.buildgraph import prefixed
 from winml_dag.pipeline.decisions import ResolveContext
 from winml_dag.pipeline.model import Model
+from winml_dag.pipeline.resolved import Build
 from winml_dag.recipe.fields import Section
 from winml_dag.recipe.schema import Compile, Export, Quant, Recipe, Validate
 from winml_dag.recipe.schema import Component as Own

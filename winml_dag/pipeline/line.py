@@ -24,9 +24,9 @@ from winml_dag.ep.availability import (
     package_of,
 )
 from winml_dag.ep.registry import CPU, Target, find_ep, is_emulated, runtime_builds
-from winml_dag.pipeline.buildgraph import Build
 from winml_dag.pipeline.data import packages_of
 from winml_dag.pipeline.model import Known
+from winml_dag.pipeline.resolved import Build
 from winml_dag.pipeline.search import CHECK
 from winml_dag.stages import artifact_types
 from winml_dag.stages.builtin import LINE

@@ -28,7 +28,6 @@ from winml_dag.pipeline.buildgraph import MODEL, BuildGraph, prefixed
 from winml_dag.pipeline.finished import FinishedBuild
 from winml_dag.pipeline.layout import MANIFEST, component_of, is_builtin, is_carried_on, published_outputs
 from winml_dag.pipeline.search import Searched, searches
-from winml_dag.pipeline.stageresults import calibration_step, quality_json
 from winml_dag.store.artifact import Artifact, FileEntry
 
 if TYPE_CHECKING:
@@ -172,6 +171,9 @@ def make_manifest(done: FinishedBuild) -> JsonObject:
 
 
 def _of_model(done: FinishedBuild) -> JsonObject:
+    # Imported here, as below: a build of a recipe's own stages alone has no quality.
+    from winml_dag.pipeline.stageresults import quality_json
+
     build, results, finals = done.summary, done.results, done.planned.finals
     components = _components(done)
     keys: JsonObject = {name: results[node_id].cache_key for name, node_id in zip(components, finals, strict=False)}
@@ -191,6 +193,8 @@ def _of_model(done: FinishedBuild) -> JsonObject:
 
 def _components(done: FinishedBuild) -> dict[str, JsonValue]:
     """Return the fields of each component of a composite model, which replace those of a single model."""
+    from winml_dag.pipeline.stageresults import quality_json
+
     names, results = done.summary.components, done.results
     return {
         name: {
@@ -316,8 +320,11 @@ def _stage(done: FinishedBuild, result: StageResult) -> JsonObject:
     promoted = {name: metrics.pop(name) for name in _PROMOTED if name in metrics}
     # winml-cli has one stage for calibrate and quantize, with the calibration time in it.
     is_calibrated = node.stage.name == "quantize" and node.folder is None and "ranges" in node.inputs
-    if is_calibrated and (calibration := calibration_step(list(done.results.values()))) is not None:
-        promoted["calibration_time_seconds"] = calibration.calibration_time_seconds
+    if is_calibrated:
+        from winml_dag.pipeline.stageresults import calibration_step
+
+        if (calibration := calibration_step(list(done.results.values()))) is not None:
+            promoted["calibration_time_seconds"] = calibration.calibration_time_seconds
     return {
         "id": node.id,
         "name": node.stage.name,

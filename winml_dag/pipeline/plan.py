@@ -14,18 +14,11 @@ from pathlib import Path
 from winml_dag.engine.graph import Cycle, Graph
 from winml_dag.engine.stage import Node, Skip, Source
 from winml_dag.ep.availability import environments_behind
-from winml_dag.pipeline.buildgraph import (
-    Build,
-    BuildGraph,
-    BuiltIn,
-    Declared,
-    Step,
-    UserPlan,
-    prefixed,
-)
+from winml_dag.pipeline.buildgraph import BuildGraph, Step, prefixed
 from winml_dag.pipeline.layout import RANGES, is_builtin, reserved
 from winml_dag.pipeline.line import Line, id_of
 from winml_dag.pipeline.model import Known
+from winml_dag.pipeline.resolved import Build, BuiltIn, Declared, UserPlan
 from winml_dag.stages.builtin import LINE
 from winml_dag.stages.export import export_stage
 from winml_dag.store.artifact import Artifact

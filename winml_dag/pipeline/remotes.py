@@ -94,9 +94,10 @@ def allowed_remotes(remote: RemoteOptions) -> tuple[RemoteSettings | None, str]:
 
 def close_store(store: Store) -> None:
     """Close *store*: add its traffic to the statistics, and give up what is under way."""
-    from winml_dag.store.usage import log_traffic
+    if store.has_remotes:
+        from winml_dag.store.usage import log_traffic
 
-    log_traffic(store.folder, store.traffic())
+        log_traffic(store.folder, store.traffic())
     store.close()
 
 

@@ -17,18 +17,12 @@ from winml_dag.engine.stage import Skip, Source
 from winml_dag.ep.availability import is_at_hand, require_at_hand, what_is_missing
 from winml_dag.ep.registry import CPU, Target
 from winml_dag.errors import UsageError, WinmlDagError
-from winml_dag.pipeline.buildgraph import (
-    Build,
-    BuildSummary,
-    Declared,
-    SavePath,
-    rewires_builtin,
-)
+from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.decisions import Decisions, ResolveContext, option_files, sdk_of
 from winml_dag.pipeline.layout import has_only_stages, output_folder
 from winml_dag.pipeline.model import Known, Model, find_model, user_script
 from winml_dag.pipeline.request import Request
-from winml_dag.pipeline.search import Search
+from winml_dag.pipeline.resolved import Build, Declared, SavePath, Search, rewires_builtin
 from winml_dag.pipeline.settings import settings_of
 from winml_dag.pipeline.stageconfigs import data_notices, search_notices
 from winml_dag.recipe.schema import Recipe

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from winml_dag.canonical import JsonObject, JsonValue, mapping
 from winml_dag.engine import events
 from winml_dag.engine.events import Observer, PassingOn, Reason, StageResult, Status
-from winml_dag.engine.stage import Node, Source
+from winml_dag.engine.stage import Node
 from winml_dag.errors import StageError
 from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.store.quantities import counted
@@ -126,26 +125,6 @@ CHECK = "winml_dag.pipeline.search:refuse_unsupported"
 
 # How many operators a sentence names.
 _MOST_OPERATORS = 5
-
-
-@dataclass(frozen=True)
-class Search:
-    """How a build searches.
-
-    Attributes:
-        begin: a file without discoveries.
-        rounds: how many optimizations may follow the first.
-        refuses_unsupported: whether an operator that the target cannot run at all fails the build.
-        tables: the support tables of the target; None without any.
-        looked_at, absent: the paths that decided on the tables.
-    """
-
-    begin: Source | None = None
-    rounds: int = 0
-    refuses_unsupported: bool = True
-    tables: Source | None = None
-    looked_at: tuple[Path, ...] = ()
-    absent: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)

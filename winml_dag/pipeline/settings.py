@@ -11,11 +11,11 @@ from pathlib import Path
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.stage import config_json
 from winml_dag.ep.providers.qnn import NPU_SETTINGS
-from winml_dag.pipeline.buildgraph import chosen
 from winml_dag.pipeline.data import not_validated
 from winml_dag.pipeline.decisions import Decisions, ResolveContext, file_option_names
 from winml_dag.pipeline.manifest import folder_in
 from winml_dag.pipeline.model import Model
+from winml_dag.pipeline.resolved import chosen
 from winml_dag.pipeline.stageconfigs import DEFAULT_OPSET
 from winml_dag.recipe.fields import Section, resolve_path, with_paths
 from winml_dag.recipe.schema import Compile, Export, Quant, Recipe

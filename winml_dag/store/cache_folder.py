@@ -1,4 +1,4 @@
-"""The cache folder without its store: its default location, which store in it to use, and the log of builds.
+"""The cache folder without its store: its default location, which store in it to use, the log of builds, and its limit.
 
 Builds that have nothing to do use this module, so it imports almost nothing. ``usage`` sums the log up.
 """
@@ -109,3 +109,19 @@ def log_line(cache: str | os.PathLike[str], line: str) -> None:
         pass
     finally:
         os.close(descriptor)
+
+
+LIMIT_VARIABLE = "WINML_DAG_CACHE_MAX_SIZE"
+LIMIT_FILE = "limit"
+NO_LIMIT = "none"
+
+
+def limit_text(folder: Path) -> str:
+    """The size limit of the cache in *folder* as written, in the environment or else there; empty without one."""
+    text = os.environ.get(LIMIT_VARIABLE)
+    if not text:
+        try:
+            text = (folder / LIMIT_FILE).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+    return "" if text.strip().lower() == NO_LIMIT else text.strip()

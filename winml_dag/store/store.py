@@ -23,10 +23,10 @@ from winml_dag.store.digest import DigestFunction, Fingerprints
 from winml_dag.store.files import PARTIAL, check_name, in_words, partial_in
 from winml_dag.store.locks import Locks, Scratch, never
 from winml_dag.store.records import Record, Records, check_key
-from winml_dag.store.usage import Traffic
 
 if TYPE_CHECKING:
     from winml_dag.store.remote.tier import Remotes
+    from winml_dag.store.usage import Traffic
 
 
 class Store:
@@ -258,12 +258,13 @@ class Store:
             self._remotes.settle(self._on_progress)
 
     def traffic(self) -> Traffic:
-        """What went between this machine and others, through this store."""
-        return Traffic() if self._remotes is None else self._remotes.traffic()
+        """What went between this machine and its remotes, which there are, through this store."""
+        assert self._remotes is not None
+        return self._remotes.traffic()
 
     def take_fetched(self) -> int:
         """How many bytes of blobs have been fetched from other machines since the last call."""
-        before, self._fetched = self._fetched, self.traffic().bytes_fetched
+        before, self._fetched = self._fetched, self.traffic().bytes_fetched if self.has_remotes else 0
         return self._fetched - before
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from winml_dag.errors import StoreError
 from winml_dag.file_reading import read_bytes
-from winml_dag.store.cache_folder import LOG, log_line
+from winml_dag.store.cache_folder import LIMIT_FILE, LIMIT_VARIABLE, LOG, NO_LIMIT, limit_text, log_line
 from winml_dag.store.files import in_words, write_whole
 
 if TYPE_CHECKING:
@@ -185,23 +185,8 @@ def _lines(found: Statistics) -> list[str]:
     return [*remote, f"sum {counted} 0", f"size 0 {found.size_bytes}", stored]
 
 
-VARIABLE = "WINML_DAG_CACHE_MAX_SIZE"
-NONE = "none"
-
-_LIMIT_FILE = "limit"
 # Collecting goes below the limit; otherwise the very next build would have to collect again.
 _SHARE = 0.8
-
-
-def limit_text(folder: Path) -> str:
-    """The size limit of the cache in *folder* as written, in the environment or else there; empty without one."""
-    text = os.environ.get(VARIABLE)
-    if not text:
-        try:
-            text = (folder / _LIMIT_FILE).read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return ""
-    return "" if text.strip().lower() == NONE else text.strip()
 
 
 def configured_limit(folder: Path) -> int | None:
@@ -211,14 +196,15 @@ def configured_limit(folder: Path) -> int | None:
         UsageError: when it is not a size.
     """
     text = limit_text(folder)
-    return parse_limit(text, VARIABLE if os.environ.get(VARIABLE) else str(folder / _LIMIT_FILE)) if text else None
+    where = LIMIT_VARIABLE if os.environ.get(LIMIT_VARIABLE) else str(folder / LIMIT_FILE)
+    return parse_limit(text, where) if text else None
 
 
 def parse_limit(text: str, what: str) -> int | None:
     """The size in bytes of *text*; None for ``none``. Raises UsageError as :func:`parse_size` does."""
     from winml_dag.store.quantities import parse_size
 
-    return None if text.strip().lower() == NONE else parse_size(text, what)
+    return None if text.strip().lower() == NO_LIMIT else parse_size(text, what)
 
 
 def set_limit(folder: Path, text: str) -> int | None:
@@ -231,16 +217,16 @@ def set_limit(folder: Path, text: str) -> int | None:
     limit = parse_limit(text, "the limit")
     with in_words("Cannot set the limit of the cache"):
         if limit is None:
-            (folder / _LIMIT_FILE).unlink(missing_ok=True)
+            (folder / LIMIT_FILE).unlink(missing_ok=True)
         else:
-            write_whole(folder / _LIMIT_FILE, f"{text.strip()}\n".encode())
+            write_whole(folder / LIMIT_FILE, f"{text.strip()}\n".encode())
     return limit
 
 
 def inherit_limit(folder: Path) -> None:
     """Give the store in *folder* the limit of the cache folder that contains it."""
     with suppress(OSError):
-        shutil.copyfile(folder.parent / _LIMIT_FILE, folder / _LIMIT_FILE)
+        shutil.copyfile(folder.parent / LIMIT_FILE, folder / LIMIT_FILE)
 
 
 def keep_to_limit(store: Store) -> Collected | None:

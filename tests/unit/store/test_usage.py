@@ -15,17 +15,15 @@ from store_samples import size
 
 from winml_dag.errors import UsageError
 from winml_dag.store import gc, usage
-from winml_dag.store.cache_folder import LOG, log_build
+from winml_dag.store.cache_folder import LIMIT_VARIABLE, LOG, limit_text, log_build
 from winml_dag.store.quantities import counted, duration_text, parse_duration, parse_size, size_text
 from winml_dag.store.records import KeyInputs, Record
 from winml_dag.store.store import Store
 from winml_dag.store.usage import (
-    VARIABLE,
     Statistics,
     Traffic,
     configured_limit,
     keep_to_limit,
-    limit_text,
     log_size,
     log_traffic,
     read_statistics,
@@ -145,7 +143,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_limit_around(monkeypatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(LIMIT_VARIABLE, raising=False)
 
 
 @pytest.fixture
@@ -170,9 +168,9 @@ def test_it_is_set_changed_and_removed_and_the_environment_wins_either_way(store
     set_limit(store.folder, "2GB")
     assert configured_limit(store.folder) == 2 * 10**9
     with monkeypatch.context() as patched:
-        patched.setenv(VARIABLE, "1GB")
+        patched.setenv(LIMIT_VARIABLE, "1GB")
         assert configured_limit(store.folder) == 10**9
-        patched.setenv(VARIABLE, "none")
+        patched.setenv(LIMIT_VARIABLE, "none")
         assert configured_limit(store.folder) is None
         assert limit_text(store.folder) == ""
     for _ in range(2):
@@ -186,8 +184,8 @@ def test_a_limit_that_is_no_size_names_its_place(store, monkeypatch) -> None:
     (store.folder / "limit").write_text("lots")
     with pytest.raises(UsageError, match=r"cache.limit: 'lots' is not a size"):
         configured_limit(store.folder)
-    monkeypatch.setenv(VARIABLE, "5")
-    with pytest.raises(UsageError, match=VARIABLE):
+    monkeypatch.setenv(LIMIT_VARIABLE, "5")
+    with pytest.raises(UsageError, match=LIMIT_VARIABLE):
         configured_limit(store.folder)
 
 

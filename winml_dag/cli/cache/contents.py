@@ -50,10 +50,10 @@ def time_of(seconds: float) -> str:
 def info(cache_dir: Path | None) -> None:
     """Show the cache folder, its contents, and the time it saved."""
     from winml_dag.store import upkeep
-    from winml_dag.store.cache_folder import stores_beside
+    from winml_dag.store.cache_folder import limit_text, stores_beside
     from winml_dag.store.quantities import size_text
     from winml_dag.store.upkeep import entries
-    from winml_dag.store.usage import configured_limit, limit_text, read_statistics
+    from winml_dag.store.usage import configured_limit, read_statistics
 
     store = opened(cache_dir)
     limit = configured_limit(store.folder)
@@ -285,9 +285,9 @@ def _sentences(done: Collected, most: int | None, dry_run: bool) -> list[str]:
 def _limit_sentence(store: Store) -> str:
     import os
 
-    from winml_dag.store.usage import VARIABLE, limit_text
+    from winml_dag.store.cache_folder import LIMIT_VARIABLE, limit_text
 
-    text, by = limit_text(store.folder), f", by {VARIABLE}" if os.environ.get(VARIABLE) else ""
+    text, by = limit_text(store.folder), f", by {LIMIT_VARIABLE}" if os.environ.get(LIMIT_VARIABLE) else ""
     return f"The cache in {store.folder} is limited to {text}{by}." if text else f"The cache has no limit{by}."
 
 

@@ -11,6 +11,7 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject
@@ -19,13 +20,20 @@ from winml_dag.engine.stage import Stage, config_json, read_config
 from winml_dag.entrypoints import EntryPoint, entry_points, load_object
 from winml_dag.errors import UsageError, did_you_mean, known_instead
 from winml_dag.file_reading import before_reading
-from winml_dag.pipeline.buildgraph import Tools
 
 _TARGET = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)", re.ASCII)
 
 
 # The prefix of module names in a toolchain.
 MODULE = "module "
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What a stage's output depends on other than inputs: values for its key, and files whose digests belong there."""
+
+    versions: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, Path] = field(default_factory=dict)
 
 
 class Programs:
