@@ -6,13 +6,53 @@ outer graphs that no node lists among its inputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
 
 from winml_dag.onnxmodel.graph import byte_size
 
 if TYPE_CHECKING:
     from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
+
+
+def replace_items(field: Any, items: Iterable[Any]) -> None:
+    """Replace all messages of the repeated *field*."""
+    kept = list(items)
+    del field[:]
+    field.extend(kept)
+
+
+def remove_items(field: Any, is_gone: Callable[[Any], bool]) -> None:
+    """Remove messages of the repeated *field*, by index: by value all before them, possibly gigabytes, are compared."""
+    for index in reversed([index for index, item in enumerate(field) if is_gone(item)]):
+        del field[index]
+
+
+def attributes_of(node: NodeProto) -> dict[str, Any]:
+    """Return the values of the attributes of *node* by name."""
+    from onnx.helper import get_attribute_value
+
+    return {attribute.name: get_attribute_value(attribute) for attribute in node.attribute}
+
+
+def readers_of(nodes: Iterable[NodeProto]) -> dict[str, list[NodeProto]]:
+    """Return the readers among *nodes* by value; a node that reads one twice is there twice."""
+    found: dict[str, list[NodeProto]] = {}
+    for node in nodes:
+        for name in node.input:
+            found.setdefault(name, []).append(node)
+    return found
+
+
+def shapes_of(graph: GraphProto) -> dict[str, tuple[int | None, ...]]:
+    """Return the shapes of values of *graph*; an open size is None."""
+    values = (*graph.input, *graph.value_info, *graph.output)
+    types = {value.name: value.type.tensor_type for value in values if value.type.tensor_type.HasField("shape")}
+    return {
+        name: tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in kind.shape.dim)
+        for name, kind in types.items()
+    }
 
 
 def subgraphs(attribute: AttributeProto) -> Iterator[GraphProto]:
@@ -185,6 +225,4 @@ def sort_nodes(graph: GraphProto) -> None:
     if list(order) == sorted(order):
         return
     # Copies: deleting from a message invalidates its elements, whatever refers to them.
-    copies = [type(node).FromString(node.SerializeToString()) for node in map(graph.node.__getitem__, order)]
-    del graph.node[:]
-    graph.node.extend(copies)
+    replace_items(graph.node, map(deepcopy, map(graph.node.__getitem__, order)))

@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING
 
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, shape_inference
@@ -25,7 +25,16 @@ from winml_dag.ep.registry import QNN, ExecutionProvider, Target
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.graph import QDQ
-from winml_dag.onnxmodel.protos import Naming, constant_tensors, distinct_names, graphs_inside, read_inside
+from winml_dag.onnxmodel.protos import (
+    Naming,
+    attributes_of,
+    constant_tensors,
+    distinct_names,
+    graphs_inside,
+    read_inside,
+    remove_items,
+    replace_items,
+)
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -49,8 +58,6 @@ _TOOK_NOTHING = "Unable to compile any nodes"
 # Softsign in opset 18.
 _REPLACED = "Encountered an invalid node while compiling"
 
-
-_Value = TypeVar("_Value", int, Sequence[int])
 
 _used = False
 
@@ -197,9 +204,7 @@ def _changed(path: Path, change: Callable[[ModelProto], bool]) -> bool:
 def _set_outputs(names: Iterable[str], model: ModelProto) -> bool:
     """Reduce the outputs of *model* to *names*, in this order."""
     outputs = {value.name: value for value in model.graph.output}
-    wanted = [outputs[name] for name in names]
-    del model.graph.output[:]
-    model.graph.output.extend(wanted)
+    replace_items(model.graph.output, [outputs[name] for name in names])
     return True
 
 
@@ -223,9 +228,9 @@ def count_padding(model: ModelProto) -> bool:
         node
         for node in graph.node
         if node.op_type == "AveragePool"
-        and any(_attribute(node, "pads", ()))
-        and not _attribute(node, "count_include_pad", 0)
-        and not _attribute(node, "ceil_mode", 0)
+        and any((given := attributes_of(node)).get("pads", ()))
+        and not given.get("count_include_pad")
+        and not given.get("ceil_mode")
         and makers.get(node.input[0], node).op_type != "DequantizeLinear"
     ]
     if not found:
@@ -243,10 +248,9 @@ def count_padding(model: ModelProto) -> bool:
 
 
 def _count(graph: GraphProto, node: NodeProto, sizes: list[int], elem_type: int, naming: Naming) -> None:
-    kernel = _attribute(node, "kernel_shape", ())
-    rank = len(sizes)
-    strides, dilations = (_attribute(node, name, (1,) * rank) for name in ("strides", "dilations"))
-    pads = _attribute(node, "pads", ())
+    given, rank = attributes_of(node), len(sizes)
+    kernel, pads = given["kernel_shape"], given["pads"]
+    strides, dilations = (given.get(name, (1,) * rank) for name in ("strides", "dilations"))
     inside = []
     for axis, size in enumerate(sizes):
         reach = dilations[axis] * (kernel[axis] - 1) + 1
@@ -261,14 +265,8 @@ def _count(graph: GraphProto, node: NodeProto, sizes: list[int], elem_type: int,
     graph.initializer.append(helper.make_tensor(factor, elem_type, [1, 1, *map(len, inside)], factors))
     corrected = helper.make_node("Mul", [node.output[0], factor], [output], naming.new(f"{node.name}/mul"))
     graph.node.insert(at + 1, corrected)
-    kept = [each for each in node.attribute if each.name != "count_include_pad"]
-    del node.attribute[:]
-    node.attribute.extend([*kept, helper.make_attribute("count_include_pad", 1)])
-
-
-def _attribute(node: NodeProto, name: str, otherwise: _Value) -> _Value:
-    values = (helper.get_attribute_value(each) for each in node.attribute if each.name == name)
-    return cast(_Value, next(values, otherwise))
+    remove_items(node.attribute, lambda each: each.name == "count_include_pad")
+    node.attribute.append(helper.make_attribute("count_include_pad", 1))
 
 
 def put_out_inner_weights(model: ModelProto) -> bool:

@@ -7,6 +7,7 @@ operator from outside the ONNX standard, everything downstream would silently st
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,15 @@ from winml_dag.ep.session import open_session
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.files import load_model, save_model, with_shapes
 from winml_dag.onnxmodel.inspect import inspect_model
-from winml_dag.onnxmodel.protos import Naming, distinct_names, graphs_inside, graphs_of, nodes_of, subgraphs
+from winml_dag.onnxmodel.protos import (
+    Naming,
+    distinct_names,
+    graphs_inside,
+    graphs_of,
+    nodes_of,
+    remove_items,
+    subgraphs,
+)
 from winml_dag.stages.mask_clamping import clamp_certain
 from winml_dag.stages.normalize.forms import normalize_forms
 
@@ -145,9 +154,7 @@ def _forget_initializer_shapes(graph: GraphProto) -> None:
     The dynamo exporter writes them there too, and they become wrong as soon as a tool transposes a weight.
     """
     initializers = {tensor.name for tensor in graph.initializer}
-    kept = [value for value in graph.value_info if value.name not in initializers]
-    del graph.value_info[:]
-    graph.value_info.extend(kept)
+    remove_items(graph.value_info, lambda value: value.name in initializers)
 
 
 def _outputs_without_type(graph: GraphProto) -> list[str]:
@@ -160,8 +167,7 @@ def _infer_with_onnxruntime(model: ModelProto, names: list[str]) -> None:
 
     A session reports the types of its outputs; a model that it writes to disk has none.
     """
-    probe = ModelProto()
-    probe.CopyFrom(model)
+    probe = deepcopy(model)
     for name in names:
         probe.graph.output.add(name=name)
     onnx.save(probe, _PROBE_FILE)

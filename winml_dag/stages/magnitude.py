@@ -7,6 +7,7 @@ the cosine to it has no meaning, and an error is large or small only relative to
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import onnxruntime
 from onnx import GraphProto, NodeProto, helper
 
 from winml_dag.ep.session import open_session
+from winml_dag.onnxmodel.protos import replace_items
 from winml_dag.stages.figures import OutputFigures
 from winml_dag.stages.pair import run_model
 from winml_dag.stages.quality import MOST_NOISE
@@ -68,8 +70,7 @@ def magnitudes(path: Path, outputs: Collection[str], feeds: Iterable[Feed]) -> M
     if not traced:
         return {}
     model.graph.node.extend(tracing.added)
-    del model.graph.output[:]
-    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(traced.values()))
+    replace_items(model.graph.output, (onnx.ValueInfoProto(name=name) for name in dict.fromkeys(traced.values())))
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
     session = open_session(model.SerializeToString(), "the reference", options, optimized=True)
@@ -115,8 +116,7 @@ class _Tracing:
         return self.magnitude(name, steps - 1) or self._add("Abs", [name])
 
     def _like(self, node: NodeProto, op_type: str, inputs: list[str], output: int) -> str:
-        made = NodeProto()
-        made.CopyFrom(node)
+        made = deepcopy(node)
         made.op_type, made.name = op_type, ""
         made.input[:] = inputs
         made.output[:] = [f"magnitude {len(self.added)} {at}" for at in range(len(node.output))]

@@ -19,7 +19,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from winml_dag.onnxmodel.files import tensor_chunks
 from winml_dag.onnxmodel.graph import MASK_MAGNITUDE
-from winml_dag.onnxmodel.protos import graphs_of, read_inside
+from winml_dag.onnxmodel.protos import graphs_of, read_inside, readers_of
 
 # In the middle of the measured plateau; exp(-50) is 2e-22, so a float32 Softmax still sees zero.
 BOUND = 50.0
@@ -68,10 +68,7 @@ def clamp_certain(model: ModelProto, path: Path) -> int:
 
 
 def _clamp_graph(graph: GraphProto, path: Path) -> int:
-    readers: dict[str, list[NodeProto]] = {}
-    for node in graph.node:
-        for name in node.input:
-            readers.setdefault(name, []).append(node)
+    readers = readers_of(graph.node)
     shown = {value.name for value in (*graph.input, *graph.output)}
     inside = read_inside(graph.node)
     changes = 0

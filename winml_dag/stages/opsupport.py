@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from copy import deepcopy
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -126,13 +127,13 @@ def forms(model: ModelProto, inputs: Sequence[Array]) -> Iterator[tuple[ModelPro
     """Yield *model* as it is, with all inputs but the first as constants, and with an open first size."""
     yield model, list(inputs)
     if len(inputs) > 1:
-        constant = ModelProto.FromString(model.SerializeToString())
+        constant = deepcopy(model)
         for value, array in zip(constant.graph.input[1:], inputs[1:], strict=True):
             constant.graph.initializer.append(numpy_helper.from_array(array, value.name))
         del constant.graph.input[1:]
         yield constant, list(inputs[:1])
     if inputs and inputs[0].ndim:
-        open_ = ModelProto.FromString(model.SerializeToString())
+        open_ = deepcopy(model)
         open_.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "size"
         for value in open_.graph.output:
             value.CopyFrom(helper.make_tensor_value_info(value.name, value.type.tensor_type.elem_type, None))
@@ -141,9 +142,8 @@ def forms(model: ModelProto, inputs: Sequence[Array]) -> Iterator[tuple[ModelPro
 
 def _quantized(model: ModelProto, target: Target) -> Iterator[bytes]:
     for activations, weights in _INTEGERS:
-        copy = ModelProto.FromString(model.SerializeToString())
         try:
-            made = with_qdq(copy, target, QuantizedTo(activations, weights))
+            made = with_qdq(deepcopy(model), target, QuantizedTo(activations, weights))
         except Exception:  # a model that onnx's or onnxruntime's tools cannot take apart
             return
         if any(value.type.tensor_type.elem_type == TensorProto.FLOAT for value in made.graph.input):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +26,15 @@ from winml_dag.ep.support import Level, Verdict
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.graph import CHANNEL_AXES, QDQ, byte_size
-from winml_dag.onnxmodel.protos import nodes_of, read_inside, subgraphs, without_data, without_weights
+from winml_dag.onnxmodel.protos import (
+    attributes_of,
+    nodes_of,
+    read_inside,
+    replace_items,
+    subgraphs,
+    without_data,
+    without_weights,
+)
 from winml_dag.stages.analyze import AnalyzeConfig, QuantizedTo
 from winml_dag.stages.analyze.judging import RUNS
 
@@ -109,7 +118,7 @@ def _prepared(
     if not on_cpu and quant is not None and quant.activation_type != "float16":
         names = [_NAME.format(number) for number in sorted(stay_float)]
         with suppress(StageError):  # nothing in it can be quantized
-            model = with_qdq(ModelProto.FromString(model.SerializeToString()), target, quant, names)
+            model = with_qdq(deepcopy(model), target, quant, names)
     data = Path(f"{_ASKED_FILE}.data")
     data.unlink(missing_ok=True)  # of an earlier question; onnx replaces no such file
     onnx.save(model, _ASKED_FILE, save_as_external_data=True, location=data.name)
@@ -201,7 +210,7 @@ def _restore_sizes(graph: GraphProto, sizes: Mapping[str, tuple[int, ...]]) -> N
         tensor = tensors.get(node.input[0]) if node.op_type == "DequantizeLinear" else None
         if tensor is None or tensor.data_location != TensorProto.EXTERNAL:
             continue
-        axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 1)
+        axis = attributes_of(node).get("axis", 1)
         for each in (tensors[name] for name in node.input[1:]):
             if prod(each.dims) > 1:
                 values = np.resize(numpy_helper.to_array(each), tensor.dims[axis])
@@ -254,5 +263,4 @@ def _take_out(graph: GraphProto, names: Collection[str]) -> None:
     types = {value.name: value for value in (*graph.value_info, *graph.output)}
     for name in (name for node in removed for name in node.output if name):
         graph.input.append(types.get(name) or helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
-    del graph.node[:]
-    graph.node.extend(kept)
+    replace_items(graph.node, kept)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -20,7 +21,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 
 from winml_dag.onnxmodel.files import tensor_chunks
 from winml_dag.onnxmodel.graph import standard_opset
-from winml_dag.onnxmodel.protos import Naming, read_inside
+from winml_dag.onnxmodel.protos import Naming, attributes_of, read_inside, remove_items, replace_items, shapes_of
 
 _Shape = tuple[int | None, ...]
 _Rewrite = Callable[["_Graph", NodeProto], Sequence[NodeProto] | None]
@@ -97,15 +98,7 @@ class _Graph:
 
     @cached_property
     def shapes(self) -> Mapping[str, _Shape]:
-        values = (*self.proto.input, *self.proto.value_info, *self.proto.output)
-        known = {
-            value.name: tuple(
-                dim.dim_value if dim.HasField("dim_value") else None for dim in value.type.tensor_type.shape.dim
-            )
-            for value in values
-            if value.type.tensor_type.HasField("shape")
-        }
-        return known | {name: tuple(tensor.dims) for name, tensor in self.constants.items()}
+        return shapes_of(self.proto) | {name: tuple(tensor.dims) for name, tensor in self.constants.items()}
 
     def rewrite(self, rewrite: _Rewrite) -> bool:
         """Replace each node by what *rewrite* returns for it; None keeps it. Returns whether anything changed."""
@@ -113,8 +106,7 @@ class _Graph:
         if all(nodes is None for nodes in made):
             return False
         nodes = [n for old, new in zip(self.proto.node, made, strict=True) for n in ([old] if new is None else new)]
-        del self.proto.node[:]
-        self.proto.node.extend(nodes)
+        replace_items(self.proto.node, nodes)
         self._drop_unread()
         return True
 
@@ -124,8 +116,7 @@ class _Graph:
         after = {name for node in self.proto.node for name in node.input}
         after |= {value.name for value in self.proto.output} | read_inside(self.proto.node)
         gone = (before - after) & self.constants.keys()
-        for index in reversed([i for i, tensor in enumerate(self.proto.initializer) if tensor.name in gone]):
-            del self.proto.initializer[index]
+        remove_items(self.proto.initializer, lambda tensor: tensor.name in gone)
 
     def values(self, name: str) -> NDArray[np.float32] | None:
         """The numbers of the constant *name* in float32; None for anything else."""
@@ -187,7 +178,7 @@ def _fit_bias(graph: _Graph, node: NodeProto) -> Sequence[NodeProto] | None:
     """Make the constant bias of a Gemm a vector with factor 1, or add it in a separate node."""
     if node.op_type not in ("Gemm", "Conv", "ConvTranspose") or len(node.input) < 3:
         return None
-    beta = next((attribute.f for attribute in node.attribute if attribute.name == "beta"), 1.0)
+    beta = attributes_of(node).get("beta", 1.0)
     bias = node.input[2]
     product = _without_bias(node)
     if not bias or beta == 0:
@@ -207,12 +198,9 @@ def _fit_bias(graph: _Graph, node: NodeProto) -> Sequence[NodeProto] | None:
 
 
 def _without_bias(node: NodeProto) -> NodeProto:
-    product = NodeProto()
-    product.CopyFrom(node)
+    product = deepcopy(node)
     del product.input[2:]
-    kept = [attribute for attribute in node.attribute if attribute.name != "beta"]
-    del product.attribute[:]
-    product.attribute.extend(kept)
+    remove_items(product.attribute, lambda attribute: attribute.name == "beta")
     return product
 
 
@@ -220,8 +208,7 @@ def _width(graph: _Graph, gemm: NodeProto) -> int | None:
     """How many columns the result of *gemm* has."""
     weight, result = graph.shapes.get(gemm.input[1]), graph.shapes.get(gemm.output[0])
     if weight is not None and len(weight) == 2:
-        transposed = any(attribute.name == "transB" and attribute.i for attribute in gemm.attribute)
-        return weight[0 if transposed else 1]
+        return weight[0 if attributes_of(gemm).get("transB") else 1]
     return result[-1] if result else None
 
 
@@ -233,14 +220,11 @@ def _average(graph: _Graph, node: NodeProto) -> Sequence[NodeProto] | None:
     reduction = _averaged(graph, node)
     if reduction is None:
         return None
-    mean = NodeProto()
-    mean.CopyFrom(reduction)
+    mean = deepcopy(reduction)
     mean.op_type = "ReduceMean"
     mean.output[0] = node.output[0]
     axes = _axes(graph, reduction)
-    kept = [attribute for attribute in reduction.attribute if attribute.name == "keepdims"]
-    del mean.attribute[:]
-    mean.attribute.extend(kept)
+    remove_items(mean.attribute, lambda attribute: attribute.name != "keepdims")
     del mean.input[1:]
     if axes and graph.opset >= _AXES_OF_OTHERS:
         mean.input.append(graph.add(f"{node.output[0]}_axes", np.array(axes, np.int64)))
@@ -278,13 +262,12 @@ def _averaged(graph: _Graph, node: NodeProto) -> NodeProto | None:
 
 def _axes(graph: _Graph, reduction: NodeProto) -> tuple[int, ...] | None:
     """The axes that *reduction* sums over, empty for all of them; None if the model does not determine them."""
-    attributes = {attribute.name: attribute for attribute in reduction.attribute}
+    attributes = attributes_of(reduction)
     by_input = graph.opset >= (_AXES_OF_SUM if reduction.op_type == "ReduceSum" else _AXES_OF_OTHERS)
     if not by_input:
-        return tuple(attributes["axes"].ints) if "axes" in attributes else ()
+        return tuple(attributes.get("axes", ()))
     axes = () if len(reduction.input) < 2 or not reduction.input[1] else graph.integers(reduction.input[1])
-    does_nothing = "noop_with_empty_axes" in attributes and attributes["noop_with_empty_axes"].i
-    return None if does_nothing and not axes else axes
+    return None if attributes.get("noop_with_empty_axes") and not axes else axes
 
 
 def _split_clip(graph: _Graph, node: NodeProto) -> Sequence[NodeProto] | None:
@@ -296,7 +279,7 @@ def _split_clip(graph: _Graph, node: NodeProto) -> Sequence[NodeProto] | None:
     """
     if node.op_type != "Clip":
         return None
-    attributes = {attribute.name: np.float32(attribute.f) for attribute in node.attribute}
+    attributes = {name: np.float32(value) for name, value in attributes_of(node).items()}
     inputs = dict(zip(("min", "max"), node.input[1:], strict=False))
     bounds = {name: attributes.get(name, graph.values(inputs.get(name, ""))) for name in ("min", "max")}
     for bound, other, op_type in (("min", "max", "Max"), ("max", "min", "Min")):
@@ -304,8 +287,7 @@ def _split_clip(graph: _Graph, node: NodeProto) -> Sequence[NodeProto] | None:
         if value is None or (value <= 0 if bound == "min" else value >= 0):
             continue
         limit = inputs.get(bound) or graph.add(f"{node.output[0]}_{bound}", np.asarray(value))
-        rest = NodeProto()
-        rest.CopyFrom(node)
+        rest = deepcopy(node)
         rest.output[0] = graph.naming.new(f"{node.output[0]}_before_{bound}")
         if other not in attributes and not inputs.get(other):
             return [graph.node(op_type, [node.input[0], limit], [node.output[0]], node, node.name or node.output[0])]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from winml_dag.onnxmodel.feeds import INPUTS_KEY, model_inputs, random_feeds, wr
 from winml_dag.onnxmodel.files import EXTERNAL_TENSOR_MINIMUM, load_model, save_model
 from winml_dag.onnxmodel.graph import standard_opset
 from winml_dag.onnxmodel.inspect import UNKNOWN_DIMENSION, inspect_model
-from winml_dag.onnxmodel.protos import graphs_of, nodes_of, without_data
+from winml_dag.onnxmodel.protos import graphs_of, nodes_of, remove_items, without_data
 from winml_dag.stages.normalize import FIRST_OPSET, NormalizeConfig
 
 # The opset is raised with onnx's converter. What it loses is restored, and outputs have to stay equal: it drops the
@@ -126,17 +127,14 @@ def _without_large(graph: GraphProto) -> dict[str, TensorProto]:
     for tensor in graph.initializer:
         if tensor.ByteSize() < EXTERNAL_TENSOR_MINIMUM and tensor.data_location != TensorProto.EXTERNAL:
             continue
-        whole = found[tensor.name] = TensorProto()
-        whole.CopyFrom(tensor)
-        tensor.CopyFrom(without_data(whole, "elsewhere"))
+        found[tensor.name] = deepcopy(tensor)
+        tensor.CopyFrom(without_data(tensor, "elsewhere"))
     return found
 
 
 def _set_attributes(node: NodeProto, **values: str) -> None:
-    kept = [attribute for attribute in node.attribute if attribute.name not in values]
-    copies = [onnx.AttributeProto.FromString(attribute.SerializeToString()) for attribute in kept]
-    del node.attribute[:]
-    node.attribute.extend([*copies, *(helper.make_attribute(name, value) for name, value in values.items())])
+    remove_items(node.attribute, lambda attribute: attribute.name in values)
+    node.attribute.extend(helper.make_attribute(name, value) for name, value in values.items())
 
 
 def _carry_metadata(before: ModelProto, after: ModelProto) -> None:
@@ -327,10 +325,6 @@ def _drop_listed(model: ModelProto) -> int:
     As inputs they are defaults that a caller may override; no file built here needs that.
     """
     names = {tensor.name for tensor in model.graph.initializer}
-    kept = [
-        ValueInfoProto.FromString(value.SerializeToString()) for value in model.graph.input if value.name not in names
-    ]
-    dropped = len(model.graph.input) - len(kept)
-    del model.graph.input[:]
-    model.graph.input.extend(kept)
-    return dropped
+    count = len(model.graph.input)
+    remove_items(model.graph.input, lambda value: value.name in names)
+    return count - len(model.graph.input)

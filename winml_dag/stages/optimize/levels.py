@@ -25,7 +25,16 @@ from winml_dag.onnxmodel.files import use_short_domain, with_shapes
 from winml_dag.onnxmodel.graph import all_graphs, all_nodes, standard_opset
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.inspect import inspect_model
-from winml_dag.onnxmodel.protos import Naming, graphs_of, nodes_of, read_inside, rename_values
+from winml_dag.onnxmodel.protos import (
+    Naming,
+    attributes_of,
+    graphs_of,
+    nodes_of,
+    read_inside,
+    remove_items,
+    rename_values,
+    replace_items,
+)
 from winml_dag.stages.optimize import PORTABLE
 
 _PORTABLE_LEVEL = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
@@ -166,22 +175,19 @@ def _optimize_in_session(
         raise StageError(f"onnxruntime optimized {source.name} but wrote no model.")
     model = onnx.load(destination, load_external_data=False)
     use_short_domain(model)
-    _drop_repeated_constants(model)
+    for graph in graphs_of(model.graph):
+        _drop_repeated_constants(graph)
     return model
 
 
-def _drop_repeated_constants(model: ModelProto) -> None:
+def _drop_repeated_constants(graph: GraphProto) -> None:
     """Drop Constant nodes that duplicate an initializer.
 
     With external weights, onnxruntime also writes the Constant nodes of a graph nested two or more deep as
     initializers. It then cannot load its own output, where two values have one name.
     """
-    for graph in graphs_of(model.graph):
-        initializers = {tensor.name for tensor in graph.initializer}
-        for index in reversed(range(len(graph.node))):
-            node = graph.node[index]
-            if node.op_type == "Constant" and node.output[0] in initializers:
-                del graph.node[index]
+    names = {tensor.name for tensor in graph.initializer}
+    remove_items(graph.node, lambda node: node.op_type == "Constant" and node.output[0] in names)
 
 
 def _cannot(source: Path, error: Exception) -> StageError:
@@ -221,9 +227,7 @@ def _refuse_half_precision(model: ModelProto) -> None:
 
 def _order_initializers(graph: GraphProto) -> None:
     """Sort the initializers: onnxruntime writes them in hash table order, which may differ between systems."""
-    ordered = sorted(graph.initializer, key=lambda initializer: initializer.name)
-    del graph.initializer[:]
-    graph.initializer.extend(ordered)
+    replace_items(graph.initializer, sorted(graph.initializer, key=lambda initializer: initializer.name))
 
 
 def _order_value_info(graph: GraphProto) -> None:
@@ -231,8 +235,7 @@ def _order_value_info(graph: GraphProto) -> None:
     known = {entry.name: entry for entry in graph.value_info}
     outputs = {output.name for output in graph.output}
     ordered = [known[name] for node in graph.node for name in node.output if name in known and name not in outputs]
-    del graph.value_info[:]
-    graph.value_info.extend(ordered)
+    replace_items(graph.value_info, ordered)
 
 
 def _fuse_hard_swish(graph: GraphProto) -> None:
@@ -258,15 +261,13 @@ def _fuse_hard_swish(graph: GraphProto) -> None:
             node.CopyFrom(swish)
             fused.add(name)
             break
-    # Delete from the end, so that indices stay valid.
-    for place in reversed([place for place, node in enumerate(graph.node) if fused.intersection(node.output)]):
-        del graph.node[place]
+    remove_items(graph.node, lambda node: not fused.isdisjoint(node.output))
 
 
 def _is_gate(node: NodeProto) -> bool:
     if node.op_type != "HardSigmoid" or node.domain:
         return False
-    numbers = {attribute.name: attribute.f for attribute in node.attribute}
+    numbers = attributes_of(node)
     return math.isclose(numbers.get("alpha", 0.2), _HARD_SIGMOID_ALPHA, rel_tol=_RELATIVE_ERROR) and math.isclose(
         numbers.get("beta", 0.5), _HARD_SIGMOID_BETA, rel_tol=_RELATIVE_ERROR
     )

@@ -12,7 +12,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from winml_dag.canonical import JsonObject
 from winml_dag.onnxmodel.graph import QDQ, dtype_name
-from winml_dag.onnxmodel.protos import graphs_inside, graphs_of, nodes_of
+from winml_dag.onnxmodel.protos import attributes_of, graphs_inside, graphs_of, nodes_of
 from winml_dag.stages.float_model import NOT_COMPUTING, compute_nodes, compute_nodes_inside, float_values
 from winml_dag.stages.quantize.selection import identity
 
@@ -188,7 +188,7 @@ def replaced_types(graph: GraphProto) -> Counter[str]:
     weights: Counter[str] = Counter()
     for node in nodes_of(graph):
         if node.op_type == "MatMulNBits":
-            weights[f"uint{next(attribute.i for attribute in node.attribute if attribute.name == 'bits')}"] += 1
+            weights[f"uint{attributes_of(node)['bits']}"] += 1
         elif node.op_type in _INTEGER_OPS:
             # After its two weights, LSTM has zero points, one for each channel.
             inputs = node.input[:3] if node.op_type == "DynamicQuantizeLSTM" else node.input

@@ -10,13 +10,14 @@ rounded (worst cosine of MiniLM's pooled embeddings 0.974 with a Mul, 0.981 with
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
 
-from winml_dag.onnxmodel.protos import read_inside
+from winml_dag.onnxmodel.protos import attributes_of, read_inside, readers_of, replace_items
 from winml_dag.stages.ranges import Normalization, Ranges, is_coarse, normalizations
 
 _Array = NDArray[np.float64]
@@ -67,10 +68,7 @@ def equalize(graph: GraphProto, ranges: Ranges, taken: Callable[[NodeProto], boo
 
 def _equalizations(graph: GraphProto, ranges: Ranges, taken: Callable[[NodeProto], bool]) -> list[_Equalization]:
     constants = {tensor.name: tensor for tensor in graph.initializer}
-    uses: dict[str, list[NodeProto]] = {}
-    for node in graph.node:
-        for name in node.input:
-            uses.setdefault(name, []).append(node)
+    uses = readers_of(graph.node)
     # Also what subgraphs read: their inputs must not change.
     outputs = {value.name for value in graph.output} | read_inside(graph.node)
     found = []
@@ -109,7 +107,7 @@ def _reader(
         matmul = uses[data][0]
     if matmul.op_type not in ("MatMul", "Gemm") or matmul.input[0] != data or list(matmul.input).count(data) != 1:
         return None
-    flags = {attribute.name: attribute.i for attribute in matmul.attribute}
+    flags = attributes_of(matmul)
     matrix = constants.get(matmul.input[1])
     if matrix is None or len(matrix.dims) != 2 or flags.get("transA"):
         return None
@@ -153,8 +151,7 @@ def _rewire(graph: GraphProto, each: _Equalization) -> None:
     """Add the equalized normalization to *graph*, and connect its matrices to it."""
     nodes = list(graph.node)
     index = next(i for i, node in enumerate(nodes) if each.normalization.output in node.output)
-    own = NodeProto()
-    own.CopyFrom(nodes[index])
+    own = deepcopy(nodes[index])
     if not each.alone:
         own.name = f"{own.name}_equalized"
     # Only the first output: the others are training statistics.
@@ -171,7 +168,6 @@ def _rewire(graph: GraphProto, each: _Equalization) -> None:
     for reader in nodes:
         if reader.output and reader.output[0] in entries:
             reader.input[0] = _name(each)
-    del graph.node[:]
-    graph.node.extend(nodes)
+    replace_items(graph.node, nodes)
     value = next(v for v in (*graph.value_info, *graph.output) if v.name == each.normalization.output)
     graph.value_info.append(ValueInfoProto(name=_name(each), type=value.type))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from copy import deepcopy
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
 
 from winml_dag.errors import StageError
-from winml_dag.onnxmodel.protos import graphs_inside, nodes_of, read_inside
+from winml_dag.onnxmodel.protos import graphs_inside, nodes_of, read_inside, remove_items, replace_items
 from winml_dag.stages.float_model import compute_nodes
 from winml_dag.stages.quantize import QuantizeFields
 from winml_dag.stages.quantize.coverage import Quantized
@@ -77,7 +77,7 @@ def _tidy_casts(graph: GraphProto) -> None:
         if output not in rounded.keys() | widened.keys() or (output in read and output not in made):
             kept.append(node)
         made.add(output)
-    _set_nodes(graph, kept)
+    replace_items(graph.node, map(deepcopy, kept))
 
 
 def _place_casts(graph: GraphProto) -> None:
@@ -98,16 +98,8 @@ def _place_casts(graph: GraphProto) -> None:
     for node in graph.node:
         if node.output[0] in moved:
             homes[node.input[0]].node.add().CopyFrom(node)
-    _set_nodes(graph, [node for node in graph.node if node.output[0] not in moved])
-    known = [value for value in graph.value_info if value.name not in moved and value.name not in homes]
-    del graph.value_info[:]
-    graph.value_info.extend(known)
-
-
-def _set_nodes(graph: GraphProto, nodes: Sequence[NodeProto]) -> None:
-    copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del graph.node[:]
-    graph.node.extend(copies)
+    remove_items(graph.node, lambda node: node.output[0] in moved)
+    remove_items(graph.value_info, lambda value: value.name in moved or value.name in homes)
 
 
 def float_reasons(graph: GraphProto, fields: QuantizeFields) -> dict[str, str]:

@@ -14,7 +14,7 @@ from onnxruntime.quantization import QuantType
 
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.graph import CHANNEL_AXES, channel_axis
-from winml_dag.onnxmodel.protos import Naming, graphs_of, read_inside
+from winml_dag.onnxmodel.protos import Naming, attributes_of, graphs_of, read_inside, readers_of
 from winml_dag.stages.float_model import float_tensors
 from winml_dag.stages.quantize import NodeTypes
 from winml_dag.stages.quantize.coverage import DATA_INPUTS
@@ -98,10 +98,7 @@ def activation_overrides(graph: GraphProto, types: Mapping[str, QuantType], defa
         StageError: a tensor would be needed in three types.
     """
     makers = {name: node for node in graph.node for name in node.output}
-    readers: dict[str, list[NodeProto]] = {}
-    for node in graph.node:
-        for name in node.input:
-            readers.setdefault(name, []).append(node)
+    readers = readers_of(graph.node)
     overrides: TensorOverrides = {}
     for tensor in sorted(float_tensors(graph)):
         wanted = {node.name: types.get(node.name, default) for node in readers.get(tensor, ())}
@@ -142,8 +139,7 @@ def whole_tensors(graph: GraphProto, weight_type: QuantType) -> TensorOverrides:
             return position == 0 or constants[node.input[1]] != 2
         if node.op_type == "LayerNormalization":
             return position == 1 and constants[node.input[1]] > 1
-        groups = next((attribute.i for attribute in node.attribute if attribute.name == "group"), 1)
-        return node.op_type == "ConvTranspose" and position == 1 and groups > 1
+        return node.op_type == "ConvTranspose" and position == 1 and attributes_of(node).get("group", 1) > 1
 
     return {
         name: [{"quant_type": weight_type}]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import onnx
@@ -24,7 +24,7 @@ from winml_dag.onnxmodel.feeds import model_inputs, random_feeds
 from winml_dag.onnxmodel.files import load_model, save_model
 from winml_dag.onnxmodel.inspect import inspect_model
 from winml_dag.onnxmodel.metadata import carry_metadata
-from winml_dag.onnxmodel.protos import Naming, graphs_of, rename_values, sort_nodes
+from winml_dag.onnxmodel.protos import Naming, graphs_of, remove_items, rename_values, replace_items, sort_nodes
 from winml_dag.stages.float_model import refuse_unless_float, write_typed
 from winml_dag.stages.quantize import QuantizeConfig
 from winml_dag.stages.quantize.coverage import Quantized
@@ -148,8 +148,6 @@ def _run(session: ort.InferenceSession, feeds: Mapping[str, _Array]) -> Sequence
 # They derive names from those of tensors without checking whether such names exist, and assume that each output has a
 # node that computes it.
 
-_Message = TypeVar("_Message", ValueInfoProto, TensorProto)
-
 # Suffixes appended to the name of a tensor, followed by nothing or by an underscore and more.
 _DERIVED = (
     *("_scale", "_zero_point", "_quantized", "_QuantizeLinear", "_DequantizeLinear", "_convert"),
@@ -175,31 +173,22 @@ class Hidden:
         rename_values(graph, {now: original for original, now in self.renamed.items()})
         made = {output.name: output for output in graph.output}
         fed = {value.name: value for value in graph.input}
-        outputs = [_copy(made.get(value.name) or fed.get(value.name) or value) for value in self.outputs]
-        del graph.output[:]
-        graph.output.extend(outputs)
+        outputs = [deepcopy(made.get(value.name) or fed.get(value.name) or value) for value in self.outputs]
+        replace_items(graph.output, outputs)
         graph.initializer.extend(self.constants.values())
-
-
-def _copy(message: _Message) -> _Message:
-    copy = type(message)()
-    copy.CopyFrom(message)
-    return copy
 
 
 def hide(graph: GraphProto) -> Hidden:
     """Rename values of *graph* and remove outputs that no node computes."""
     made = {name for node in graph.node for name in node.output}
-    outputs = [_copy(value) for value in graph.output]
+    outputs = [deepcopy(value) for value in graph.output]
     names = {value.name for value in outputs}
-    constants = {tensor.name: _copy(tensor) for tensor in graph.initializer if tensor.name in names}
+    constants = {tensor.name: deepcopy(tensor) for tensor in graph.initializer if tensor.name in names}
     naming = Naming.of(graph)
     # A constant that is an output stays unchanged; nodes read a copy.
     inner = {name: naming.new(f"{name}_read") for name in constants}
     renamed = {name: naming.new(f"{name}_of_model") for name in _bases(graph) - inner.keys()}
-    kept = [value for value in graph.output if value.name in made]
-    del graph.output[:]
-    graph.output.extend(kept)
+    remove_items(graph.output, lambda value: value.name not in made)
     rename_values(graph, inner | renamed)
     return Hidden(renamed, outputs, constants)
 

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from winml_dag.onnxmodel.graph import channel_axis
-from winml_dag.onnxmodel.protos import Naming, constant_tensors, read_inside
+from winml_dag.onnxmodel.protos import Naming, constant_tensors, read_inside, remove_items, replace_items, shapes_of
 from winml_dag.recipe.precision import SIXTEEN_BITS
 from winml_dag.stages.quantize import NodeTypes, QuantizeFields
 from winml_dag.stages.quantize.equalize import equalize
@@ -24,7 +24,7 @@ from winml_dag.stages.ranges import Ranges, is_coarse, normalizations
 # 0.72 where the CPU has 0.9999.
 
 
-_Shape = tuple[int | str, ...]
+_Shape = tuple[int | None, ...]
 
 # Relative to the largest value of a sum: smaller values are lost to rounding in float32 already.
 _NOTHING = 2.0**-24
@@ -39,7 +39,7 @@ def eliminate_zero_additions(
     the first operand, which QNN does not drop.
     """
     constants = constant_tensors(graph)
-    shapes = _shapes(graph)
+    shapes = shapes_of(graph)
     read_elsewhere = {value.name for value in graph.output} | read_inside(graph.node)
     replaced: dict[str, str] = {}
     turned: set[str] = set()
@@ -83,12 +83,6 @@ def _is_nothing(zero: TensorProto, bounds: tuple[float, float] | None) -> bool:
     return bool(np.abs(numpy_helper.to_array(zero)).max(initial=0.0) <= largest * _NOTHING)
 
 
-def _shapes(graph: GraphProto) -> dict[str, _Shape]:
-    values = (*graph.input, *graph.value_info, *graph.output)
-    tensors = {value.name: value.type.tensor_type for value in values if value.type.tensor_type.HasField("shape")}
-    return {name: tuple(dim.dim_param or dim.dim_value for dim in type_.shape.dim) for name, type_ in tensors.items()}
-
-
 def _rewire(graph: GraphProto, replaced: Mapping[str, str], turned: set[str], constants: Collection[str]) -> None:
     gone = [node for node in graph.node if node.output and node.output[0] in replaced]
     nodes = [node for node in graph.node if not (node.output and node.output[0] in replaced)]
@@ -100,11 +94,8 @@ def _rewire(graph: GraphProto, replaced: Mapping[str, str], turned: set[str], co
     read = {name for node in nodes for name in node.input} | read_inside(graph.node)
     unread = {name for node in gone for name in node.input if name in constants} - read
     nodes = [node for node in nodes if not (node.op_type == "Constant" and node.output[0] in unread)]
-    del graph.node[:]
-    graph.node.extend(nodes)
-    # By index: deleting by value would compare all tensors before it, possibly gigabytes.
-    for index in reversed([index for index, tensor in enumerate(graph.initializer) if tensor.name in unread]):
-        del graph.initializer[index]
+    replace_items(graph.node, nodes)
+    remove_items(graph.initializer, lambda tensor: tensor.name in unread)
 
 
 # Selects nodes that compute with 16-bit activations although the others have 8 bits: those that 8 bits would ruin.

@@ -14,7 +14,7 @@ from onnxruntime.quantization.onnx_model import ONNXModel
 from onnxruntime.quantization.registry import IntegerOpsRegistry
 
 from winml_dag.errors import StageError
-from winml_dag.onnxmodel.protos import graphs_inside, graphs_of, nodes_of, without_weights
+from winml_dag.onnxmodel.protos import graphs_inside, graphs_of, nodes_of, remove_items, without_weights
 from winml_dag.stages.quantize import QuantizeFields
 from winml_dag.stages.quantize.coverage import Outcome, Quantized, outcomes_of_replaced, replaced_types
 from winml_dag.stages.quantize.mixed import own_constants
@@ -169,12 +169,8 @@ def _save(model: ModelProto, path: Path) -> bool:
 
 def _drop_repeated_initializers(graph: GraphProto) -> None:
     """Drop duplicates: MatMulNBitsQuantizer writes a weight under the same name once for each node that reads it."""
-    seen: dict[str, int] = {}
-    for index, tensor in enumerate(graph.initializer):
-        seen.setdefault(tensor.name, index)
-    # By index: deleting by value would compare all tensors before it.
-    for index in reversed([i for i, tensor in enumerate(graph.initializer) if seen[tensor.name] != i]):
-        del graph.initializer[index]
+    first = {tensor.name: tensor for tensor in reversed(graph.initializer)}
+    remove_items(graph.initializer, lambda tensor: tensor is not first[tensor.name])
 
 
 def _check(

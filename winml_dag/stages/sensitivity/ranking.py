@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeAlias
@@ -228,9 +229,7 @@ class _Constants:
                 # The file is never read: the session gets the data.
                 self._tensors[tensor.name] = without_data(tensor, "weights")
             else:
-                kept = TensorProto()
-                kept.CopyFrom(tensor)
-                self._tensors[tensor.name] = kept
+                self._tensors[tensor.name] = deepcopy(tensor)
         del graph.initializer[:]
 
     def give(self, graph: GraphProto, options: ort.SessionOptions, names: Iterable[str]) -> None:

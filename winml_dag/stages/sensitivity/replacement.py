@@ -7,11 +7,13 @@ gets.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from winml_dag.onnxmodel.graph import QDQ
+from winml_dag.onnxmodel.protos import readers_of
 
 # No name in the float model starts with this.
 _OWN = "quantized alone/"
@@ -109,8 +111,7 @@ def from_half(before: GraphProto, after: GraphProto, stays: Collection[str]) -> 
         if node.name in stays or any(attribute.HasField("g") for attribute in node.attribute):
             continue
         nodes: list[NodeProto] = []
-        middle = NodeProto()
-        middle.CopyFrom(node)
+        middle = deepcopy(node)
         constants = [halves[name] for name in dict.fromkeys(node.input) if name in halves]
         for index, name in enumerate(node.input):
             if name in halves:
@@ -144,10 +145,7 @@ class _Graph:
     def __init__(self, graph: GraphProto) -> None:
         self.makers = {name: node for node in graph.node for name in node.output if name}
         self.constants = {tensor.name: tensor for tensor in graph.initializer}
-        self._readers: dict[str, list[NodeProto]] = {}
-        for node in graph.node:
-            if node.op_type in QDQ:
-                self._readers.setdefault(node.input[0], []).append(node)
+        self._readers = readers_of(node for node in graph.node if node.op_type in QDQ)
 
     def behind_qdq(self, name: str, values: Collection[str]) -> str:
         """Return which of *values* the tensor *name* is: itself, or the result of Q and DQ after it, as for outputs."""
@@ -206,8 +204,7 @@ def _replacement(
 
     nodes = []
     for node in found:
-        copy = NodeProto()
-        copy.CopyFrom(node)
+        copy = deepcopy(node)
         copy.input[:] = [rename(name) for name in node.input]
         copy.output[:] = [rename(name) for name in node.output]
         nodes.append(copy)
@@ -216,7 +213,6 @@ def _replacement(
 
 
 def _renamed(tensor: TensorProto) -> TensorProto:
-    copy = TensorProto()
-    copy.CopyFrom(tensor)
+    copy = deepcopy(tensor)
     copy.name = f"{_OWN}{tensor.name}"
     return copy
