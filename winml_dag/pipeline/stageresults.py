@@ -7,7 +7,7 @@ build took the result from the cache.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -261,13 +261,10 @@ def compile_result(results: Sequence[StageResult]) -> CompileResult | None:
     if stage is None or stage.record is None:
         return None
     chosen = mapping(stage.record.key_inputs.config.get("compile"))
-    elapsed = stage.record.elapsed_seconds
-    found = from_metrics(
+    return from_metrics(
         CompileResult,
         stage,
         execution_provider=chosen.get("execution_provider", ""),
         device=chosen.get("device", ""),
-        elapsed_seconds=elapsed,
+        elapsed_seconds=stage.record.elapsed_seconds,
     )
-    # Old records only have the duration of the stage.
-    return found if found.compile_time_seconds else replace(found, compile_time_seconds=elapsed)
