@@ -247,7 +247,7 @@ def _folder(ep: ExecutionProvider, environment: Environment | None) -> Path | No
         library = _library_in_catalog(ep)
         if library is None and environment is not None:
             raise UsageError(
-                f"{environment.where} has {ep.name} from the catalog of Windows ML, which cannot be asked from here.",
+                f"{environment.where} has {ep.name} from the catalog of Windows ML, which cannot be queried from here.",
                 advice="Install windowsml here as well.",
             )
         return None if library is None else library.parent

@@ -150,7 +150,7 @@ def _refuse_in_common(context: ResolveContext, parts: Mapping[Component, Build])
     if recipe.stages:
         raise RecipeError(
             "Custom stages cannot be placed between those of several components.",
-            advice="Build one component with --submodel, or take `stages` away.",
+            advice="Build one component with --submodel, or remove `stages`.",
         )
     targets = {component.name: f"{build.target.ep.name} ({build.target.device})" for component, build in parts.items()}
     if len(set(targets.values())) > 1:

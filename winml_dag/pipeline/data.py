@@ -175,7 +175,7 @@ def _ranges(context: ResolveContext, quant: Quant) -> Source:
             raise RecipeError(
                 f"quant.{name} is {said}, but the ranges in {path} were found with "
                 f"{'data and no seed' if found is None else found}. "
-                f"Calibrate again, or take {name} away."
+                f"Calibrate again, or remove {name}."
             )
     return Source("activation ranges", artifact_types.RANGES, (SourceFile(artifact_types.RANGES_FILE, path),))
 

@@ -336,7 +336,7 @@ def _read(path: Path, kind: type[F], *, elsewhere: Sequence[str] = ()) -> F:
         return kind.model_validate(said)
     except ValidationError as error:
         found = problems(error, kind, positions_in(text), str(path))
-        raise UsageError("\n".join([f"{path} says what it cannot say:", *(f"  {line}" for line in found)])) from None
+        raise UsageError("\n".join([f"{path} has invalid entries:", *(f"  {line}" for line in found)])) from None
 
 
 def positions_in(text: str) -> Positions:

@@ -276,7 +276,7 @@ def validate(build: Decisions) -> ValidateConfig | Skip:
         return skip
     came_compiled = build.model_kind == artifact_types.COMPILED_MODEL
     if came_compiled and not is_at_hand(target.ep):
-        return Skip(f"{target.ep.name}, which the model came compiled for, is not installed")
+        return Skip(f"{target.ep.name}, which the model is compiled for, is not installed")
     wanted = build.recipe.validation
     # There is nothing to compare a compiled model with.
     bounds = Bounds() if came_compiled else bounds_of(wanted).completed(build.precision)
@@ -381,5 +381,5 @@ def search_notices(build: Decisions) -> Iterator[str]:
     if build.runs("analyze") and not build.config("analyze").target.asks and build.search.tables is None:
         yield (
             f"There is no table of what {build.target.ep.name} ({build.target.device}) takes, and it is not installed"
-            " here, so nothing can be said of the model's operators, and no optimizations are proposed."
+            " here, so nothing is known about the model's operators, and no optimizations are proposed."
         )

@@ -50,7 +50,9 @@ def read_compiled(path: Path, ep: ExecutionProvider, *, embedded: bool) -> JsonO
     if not summary.ep_context:
         raise StageError(f"{ep.name} compiled no part of the model: all of it would run on the CPU.")
     if any(bool(context.embed_mode) != embedded for context in summary.ep_context):
-        raise StageError(f"{ep.name} put its binary {'beside' if embedded else 'into'} the model, unlike asked.")
+        raise StageError(
+            f"{ep.name} put its binary {'beside' if embedded else 'into'} the model, contrary to the config."
+        )
     sidecars = {context.sidecar for context in summary.ep_context if context.sidecar is not None}
     size = sum(context.embedded_bytes for context in summary.ep_context)
     size += sum((path.parent / name).stat().st_size for name in sidecars)

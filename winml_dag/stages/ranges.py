@@ -104,7 +104,7 @@ class Ranges:
             raise StageError(
                 "The activation ranges are of another model: what is quantized now has other bytes than what was"
                 f" calibrated ({self.provenance.samples} samples, {self.provenance.data}).",
-                advice="Calibrate this model: take quant.calibration_load_path away, or load ranges of this model.",
+                advice="Calibrate this model: remove quant.calibration_load_path, or load ranges of this model.",
             )
 
     @classmethod

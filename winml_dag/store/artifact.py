@@ -111,7 +111,7 @@ def output_files(slot: str, folder: Path | str) -> dict[str, str]:
             raise StoreError(f"{name} in output {slot!r} is {what}.", advice="A stage must write files of its own.")
         files[name] = entry.path
     if not files:
-        raise StoreError(f"Output {slot!r} is empty.", advice="Its stage ended well but wrote nothing; see its log.")
+        raise StoreError(f"Output {slot!r} is empty.", advice="Its stage succeeded but wrote nothing; see its log.")
     # Reject unsafe names, and names that differ only in case, before any file is moved.
     Artifact.of(FileEntry(name, "", 0) for name in files)
     return files

@@ -290,7 +290,7 @@ def _measure(path: Path, before: Signature, function: DigestFunction) -> tuple[S
         if after == before:
             return after, digest
         before = after
-    raise InputError(f"{path} keeps changing while it is being read.", advice="Try again when it has come to rest.")
+    raise InputError(f"{path} keeps changing while it is being read.", advice="Try again when nothing writes to it.")
 
 
 def _address(path: Path) -> str:

@@ -254,7 +254,7 @@ def find(store: Store, prefix: str) -> Entry:
         named = ", ".join(f"{record.cache_key[:16]} ({record.key_inputs.stage})" for record in found[:_MOST_NAMED])
         more = f" and {len(keys) - _MOST_NAMED} more" if len(keys) > _MOST_NAMED else ""
         raise UsageError(
-            f"{len(keys)} keys begin with {prefix!r}: {named}{more}.", advice="Give more of the one that you mean."
+            f"{len(keys)} keys begin with {prefix!r}: {named}{more}.", advice="Give more characters of one of them."
         )
     return _entry(store, found[0], held_by_plans(store))
 

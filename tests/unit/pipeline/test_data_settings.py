@@ -298,7 +298,7 @@ def test_a_model_that_came_compiled_is_run_alone_on_its_own_provider_only(folder
     assert build.target == Target(QNN, "npu")
     if not installed(QNN):
         assert isinstance(build.configs["validate"], Skip)
-        assert "which the model came compiled for, is not installed" in build.configs["validate"].reason
+        assert "which the model is compiled for, is not installed" in build.configs["validate"].reason
         return
     assert config(build).target.execution_provider == QNN.name
     assert config(build).validate.bounds == Bounds()

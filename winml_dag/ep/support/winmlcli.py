@@ -71,7 +71,7 @@ def _rows(path: Path) -> Iterator[Mapping[str, object]]:
     except ImportError:
         raise StageError(
             f"{RULES_VARIABLE} names tables of winml-cli, which take pyarrow to read.",
-            advice="Install it with: pip install winml_dag[datasets], or take the variable away.",
+            advice="Install it with: pip install winml_dag[datasets], or unset the variable.",
         ) from None
     try:
         rows = parquet.read_table(path).to_pylist()

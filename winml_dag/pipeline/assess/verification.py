@@ -102,7 +102,7 @@ def verify(path: Path) -> list[Verification]:
         folders = sorted(path.parent for path in (folder / KEPT).glob(f"*/{MANIFEST}"))
     if not folders:
         raise InputError(
-            f"{folder} has no {MANIFEST}, so nothing says what should be in it.",
+            f"{folder} has no {MANIFEST}, so its expected contents are unknown.",
             advice="Give the output folder of a build.",
         )
     return [_verify_folder(found) for found in folders]
@@ -151,7 +151,7 @@ def _verify_file(path: Path) -> Verification:
     folder = path.parent
     if not (folder / MANIFEST).exists():
         raise InputError(
-            f"{folder} has no {MANIFEST}, so nothing says what {path.name} should be.",
+            f"{folder} has no {MANIFEST}, so the expected {path.name} is unknown.",
             advice="Give a file in the output folder of a build.",
         )
     manifest = load_manifest(folder)

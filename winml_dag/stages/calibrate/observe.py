@@ -249,7 +249,7 @@ def _without_infinite(measured: Ranges, ends: Collection[str]) -> Ranges:
     if broken := [name for name in infinite if name in ends]:
         low, high = measured.bounds[broken[0]]
         raise StageError(
-            f"The range of {broken[0]!r} is not finite, from {low} to {high}: no integers can stand for that.",
+            f"The range of {broken[0]!r} is not finite, from {low} to {high}: integers cannot represent that.",
             advice="Give calibration data that leads to finite values. (Constants that stand for infinity do no harm.)",
         )
     return replace(

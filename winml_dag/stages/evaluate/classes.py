@@ -74,7 +74,7 @@ class Classification(Task):
         def labels(numbers: Sequence[int]) -> Iterator[tuple[str, Any]]:
             for number, row in chosen_rows(read_tables(self._files), numbers, [column]):
                 if row[column] is None or row[column] == "":
-                    raise StageError(f"Column {column!r} has no value in row {number}.", advice="Take it away.")
+                    raise StageError(f"Column {column!r} has no value in row {number}.", advice="Remove it.")
                 yield f"row {number}", row[column]
 
         return read_samples(given.data, given.inputs, given.processor.folder, _inputs_from(given, columns)), labels

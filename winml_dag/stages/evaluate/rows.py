@@ -58,7 +58,7 @@ class RowTask(Task):
         for number, row in chosen_rows(self._table, self.chosen, sorted(set(self._columns.values()))):
             for column in self._columns.values():
                 if row[column] is None:
-                    raise StageError(f"Column {column!r} has no value in row {number}.", advice="Take that row away.")
+                    raise StageError(f"Column {column!r} has no value in row {number}.", advice="Remove that row.")
             yield f"row {number}", {role: row[column] for role, column in self._columns.items()}
 
 

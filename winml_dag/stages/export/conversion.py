@@ -141,7 +141,7 @@ def _refuse_unknown_tensors(asked: Iterable[ComponentFields], subjects: Iterable
     for name in sorted({name for each in asked for name in each.shared_tensors} - taken):
         raise StageError(
             f"export names {name!r}, which no component takes{did_you_mean(name, taken)}",
-            advice="They take: " + ", ".join(sorted(taken)) + ". What is about an output is said of its component.",
+            advice="They take: " + ", ".join(sorted(taken)) + ". What is about an output belongs to its component.",
         )
 
 

@@ -169,8 +169,8 @@ def insert_qdq(model: ModelProto, ranges: Ranges, fields: QuantizeFields, target
         )
     if missing := sorted(float_tensors(graph) - ranges.bounds.keys()):
         raise StageError(
-            f"The activation ranges say nothing of {len(missing)} tensors of the model, such as {missing[0]!r}.",
-            advice="Calibrate this very model.",
+            f"The activation ranges are missing {len(missing)} tensors of the model, such as {missing[0]!r}.",
+            advice="Calibrate this model.",
         )
     fields = by_default(graph, fields, target.op_types)
     reasons = select(graph, fields)
@@ -234,7 +234,7 @@ def _no_numbers(graph: GraphProto) -> StageError | None:
     for tensor in graph.initializer:
         if tensor.data_type == TensorProto.FLOAT and np.isnan(numpy_helper.to_array(tensor)).any():
             return StageError(
-                f"The constant {tensor.name!r} has values that are not a number (NaN), which no integers stand for.",
+                f"The constant {tensor.name!r} has NaN values, which integers cannot represent.",
                 advice="Leave the nodes that read it in float: quant.nodes_to_exclude.",
             )
     return None

@@ -44,7 +44,7 @@ def open_image(value: Any, where: str) -> Image:
     # Not an image, a truncated one, or one that would fill the memory.
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise StageError(
-            f"The data has no image that can be read in {where}: {explanation(error)}.", advice="Take it away."
+            f"The data has no image that can be read in {where}: {explanation(error)}.", advice="Remove it."
         ) from error
 
 

@@ -178,5 +178,5 @@ def _readable(file: Path) -> Iterator[None]:
         raise
     except (OSError, ValueError, KeyError, RecursionError, csv.Error) as error:  # pyarrow's errors are ValueErrors
         raise StageError(
-            f"The data {file.name} cannot be read: {explanation(error)}.", advice="Write it again, or take it away."
+            f"The data {file.name} cannot be read: {explanation(error)}.", advice="Write it again, or remove it."
         ) from error

@@ -82,7 +82,7 @@ class Maker:
                 texts = {name: value[name] for name in _TEXTS}
                 if all(_is_printable(text, _MOST_CHARACTERS) for text in [*texts.values(), *tools, *tools.values()]):
                     return cls(**cast(dict[str, str], texts), tools=cast(Mapping[str, str], tools))
-        raise StoreError("The maker of a record is not what it should be.")
+        raise StoreError("The maker of a record is malformed.")
 
 
 def maker_here(builder: str, *, run: str = "", revision: str = "") -> Maker:
