@@ -32,15 +32,14 @@ def config_file() -> Path:
     """Return the user's configuration file, which need not exist unless WINML_DAG_CONFIG names it."""
     if named := os.environ.get(CONFIG_VARIABLE):
         return expanded(named)
-    if sys.platform == "linux":
-        # The result of platformdirs here; importing it takes longer than everything else in this file.
-        given = os.environ.get("XDG_CONFIG_HOME", "").strip()
-        folder = (Path(given) if os.path.isabs(given) else expanded("~/.config")) / "winml_dag"  # noqa: PTH117
-    else:
+    if sys.platform != "linux":
         import platformdirs
 
-        folder = platformdirs.user_config_path("winml_dag", appauthor=False)
-    return folder / _CONFIG_FILE
+        return platformdirs.user_config_path("winml_dag", appauthor=False) / _CONFIG_FILE
+    # The result of platformdirs here; importing it takes longer than everything else in this file.
+    given = os.environ.get("XDG_CONFIG_HOME", "").strip()
+    folder = given if os.path.isabs(given) else os.path.expanduser("~/.config")  # noqa: PTH111, PTH117
+    return Path(folder, "winml_dag", _CONFIG_FILE)
 
 
 def expanded(text: str) -> Path:

@@ -22,7 +22,6 @@ from onnxruntime.quantization import (
     quantize_dynamic,
     quantize_static,
 )
-from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from onnxruntime.transformers.float16 import convert_float_to_float16
 
@@ -103,6 +102,9 @@ def _prepare(model: Path, prepared: Path) -> None:
 
 
 def _for_qnn(cell: Cell, way: str, model: Path, feeds: Sequence[Feed], work: Path) -> Path:
+    # Imported here: it imports PyTorch, which takes seconds.
+    from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
+
     made = work / "made.onnx"
     fixed = work / "fixed.onnx"
     if not fixed.exists():

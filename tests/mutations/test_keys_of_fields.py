@@ -43,9 +43,12 @@ def declared_reach(name: str, table: Iterable[Edit] = EDITS) -> set[str]:
     return {stage for field, _, _, stages in table if field == name and stages != REFUSED for stage in stages.split()}
 
 
-def bases_of(name: str, table: Iterable[Edit] = EDITS) -> list[Mapping[str, Any]]:
+def bases_of(path: str, table: Iterable[Edit] = EDITS) -> list[Mapping[str, Any]]:
     """Return all bases: those first on which *table* says that an edit reaches something, then the special ones."""
+    name = declared_name(path)
     named = {base for field, base, _, stages in table if field == name and stages not in ("", REFUSED)}
+    if path.startswith("compile.quant_config."):
+        named = {f"{base} in compile" for base in named}
     special_first = list(BASES)[::-1]
     return [BASES[base] for base in sorted(special_first, key=lambda base: base not in named)]
 
@@ -113,7 +116,7 @@ def try_values(
     """
     *sections, name = field.path.split(".")
     bases = list(BASES.values())[: 1 if field.path.startswith(UNREAD) else None]
-    for base in bases if until is None else bases_of(declared_name(field.path)):
+    for base in bases if until is None else bases_of(field.path):
         try:
             recipe, place = within(base, sections)
         except (IndexError, AttributeError):

@@ -10,7 +10,6 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jsonschema import Draft202012Validator
 from pydantic import BaseModel, ValidationError
 from recipe_strategies import recipes, sections
 
@@ -179,6 +178,9 @@ SHIPPED = sorted(RECIPES.rglob("*.yaml"))
 
 
 def errors(kind: str, written: dict[str, Any]) -> list[str]:
+    # Imported here: with all formats that it finds installed, it takes seconds.
+    from jsonschema import Draft202012Validator
+
     schema = json.loads((RECIPES / f"{kind}.schema.json").read_text(encoding="utf-8"))
     return [error.message for error in Draft202012Validator(schema).iter_errors(written)]
 
