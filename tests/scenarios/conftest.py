@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -30,19 +28,19 @@ RECIPE: dict[str, Any] = {
     "quant": {"samples": 8},
 }
 
-# Runs in a separate process, to keep torch and transformers out of the test process, which runs builds.
-_SAVE_MODEL = """
-import sys, torch
-from transformers import BertConfig, BertForSequenceClassification
-torch.manual_seed(0)
-config = BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=200,
-                    max_position_embeddings=32)
-model = BertForSequenceClassification(config)
-for name, value in model.named_parameters():
-    if name.endswith("bias"):
-        torch.nn.init.normal_(value, std=0.05)
-model.save_pretrained(sys.argv[1])
-"""
+
+def _save_model(folder: Path) -> None:
+    # Imported here: most scenarios need neither.
+    import torch
+    from transformers import BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    model = BertForSequenceClassification(BertConfig(**sizes, vocab_size=200, max_position_embeddings=32))
+    for name, value in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(value, std=0.05)
+    model.save_pretrained(folder)
 
 
 @pytest.fixture(scope="session")
@@ -68,7 +66,7 @@ def built_project(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess
 
 def _build_first(project: Project) -> None:
     project.folder.mkdir()
-    subprocess.run([sys.executable, "-c", _SAVE_MODEL, str(project.folder / "model")], check=True, capture_output=True)
+    _save_model(project.folder / "model")
     project.recipe_file.write_text(yaml.safe_dump(RECIPE), encoding="utf-8")
     first = project.build()
     assert first.code == 0, first.messages

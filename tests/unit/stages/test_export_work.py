@@ -35,7 +35,7 @@ from winml_dag.errors import StageError
 from winml_dag.onnxmodel.feeds import model_inputs
 from winml_dag.onnxmodel.metadata import tag_of
 from winml_dag.stages.export import ExportFields, InputTensor, LoaderFields, architectures, exporter
-from winml_dag.stages.export.exporter import DYNAMO, TORCHSCRIPT, ExportOptions, export_onnx
+from winml_dag.stages.export.exporter import DYNAMO, TORCHSCRIPT, ExportOptions, check_export, export_onnx
 
 TEXT_TASKS = {
     "feature-extraction": ["last_hidden_state"],
@@ -202,7 +202,7 @@ FEATURES, MASKED = random_model("bert", "feature-extraction"), random_model("ber
         (FEATURES, ExportFields(input_tensors=(InputTensor("input_ids", shape=(1, 2, 3)),)), "cannot run on input_ids"),
         (LoaderFields("text-to-image", "gpt2"), ExportFields(), "Use one of: feature-extraction"),
         (random_model("resnet", "fill-mask"), ExportFields(), "no model for the architecture 'resnet'"),
-        (MASKED, ExportFields(opset_version=99), "opset"),
+        (MASKED, ExportFields(opset_version=99, dynamo=False), "opset"),
         (MASKED, ExportFields(export_params=False), "export_params"),
         (MASKED, ExportFields(output_tensors=("a", "b")), "the model has 1"),
         (LoaderFields("fill-mask", "bert"), ExportFields(), "neither a model folder nor"),
@@ -274,7 +274,10 @@ def test_what_one_exporter_cannot_handle_the_other_does_unless_it_was_chosen(tmp
     assert "Set export.dynamo to true" in failure.value.advice
     taken = export_onnx(_Cosh(), (pixels,), options, tmp_path / "model.onnx", any_exporter=True)
     assert taken == replace(options, exporter=DYNAMO)
-    onnx.checker.check_model(tmp_path / "model.onnx")
+    model = onnx.load(tmp_path / "model.onnx")
+    onnx.checker.check_model(model)
+    with pytest.raises(StageError, match="wrote opset 21 instead of 99"):  # it takes an opset that it does not know
+        check_export(model, replace(taken, opset_version=99))
 
 
 @pytest.mark.parametrize(("model_type", "task"), [("bert", "text-classification"), ("resnet", "image-classification")])
