@@ -1,11 +1,14 @@
-"""Run a model on samples, one by one or in batches, alone or together with its reference.
+"""Run a model on samples, one by one or in batches, alone or side by side with its reference.
 
 Collects metrics of its outputs, and non-finite values.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -187,6 +190,12 @@ class Measured:
                 )
 
 
+def threads_of_each() -> int:
+    """Return the threads of each of two sessions on the CPU that run side by side."""
+    usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return max(1, usable // 2)
+
+
 class Pair:
     """Sessions of a model and its reference, which have the outputs *names* and take *batch_size* samples at once.
 
@@ -233,10 +242,12 @@ class Pair:
         done, left = 0, iter(feeds)
         while chunk := list(islice(left, self._batching.size)):
             progress(done, feeds.count, "samples")
-            with failures_explained(feeds.kind, self._give):
-                of_reference = list(self._batching.run(self._reference, self.names, chunk))
-            # The inputs are good enough for the reference, so a failure here has another reason.
-            of_candidate = list(self._batching.run(self._candidate, self.names, chunk))
+            with ThreadPoolExecutor(1) as aside:
+                running = aside.submit(self._run, self._candidate, chunk)
+                with failures_explained(feeds.kind, self._give):
+                    of_reference = self._run(self._reference, chunk)
+                # The inputs are good enough for the reference, so a failure here has another reason.
+                of_candidate = running.result()
             for feed, expected, found in zip(chunk, of_reference, of_candidate, strict=True):
                 for name, output, wanted, got in zip(self.names, outputs, expected, found, strict=True):
                     _require_alike(name, wanted, got)
@@ -246,6 +257,9 @@ class Pair:
             done += len(chunk)
         progress(feeds.count, feeds.count, "samples")
         return Measured(tuple(output.figures() for output in outputs), reference, candidate)
+
+    def _run(self, session: onnxruntime.InferenceSession, chunk: Sequence[Feed]) -> list[list[Array]]:
+        return list(self._batching.run(session, self.names, chunk))
 
 
 def run_alone(

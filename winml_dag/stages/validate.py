@@ -109,17 +109,19 @@ def run(config: ValidateConfig, workspace: Workspace) -> JsonObject:
     meet its thresholds; the last with the metrics of all outputs. Also if the reference has NaN, or if ``uncompiled``
     shows that the provider computes the model wrongly.
     """
-    from winml_dag.ep.session import assigned_nodes, create_session
+    from winml_dag.ep.session import assigned_nodes, create_session, runs_on_cpu
     from winml_dag.onnxmodel.feeds import inputs_of_both, model_inputs
     from winml_dag.onnxmodel.inspect import inspect_model
-    from winml_dag.stages.pair import Pair, ones, run_alone
+    from winml_dag.stages.pair import Pair, ones, run_alone, threads_of_each
     from winml_dag.stages.samples.read import samples_to_validate
 
     target = config.target.resolve()
     model_path = workspace.input_file("model", ".onnx")
     compiled = inspect_model(model_path).is_compiled
-    candidate = create_session(model_path, target, config.target.provider_options, compiled=compiled)
     reference_path = workspace.input_file("reference", ".onnx") if workspace.has("reference") else None
+    threads = threads_of_each() if reference_path is not None and runs_on_cpu(target) else None
+    options = config.target.provider_options
+    candidate = create_session(model_path, target, options, threads=threads, compiled=compiled)
     inputs = model_inputs(model_path) if reference_path is None else inputs_of_both(reference_path, model_path)
     fields = config.validate
     given = samples_to_validate(
@@ -127,7 +129,7 @@ def run(config: ValidateConfig, workspace: Workspace) -> JsonObject:
     )
     pair, warnings = None, list[str]()
     if reference_path is not None:
-        pair = Pair(create_session(reference_path, Target(CPU, "cpu"), {}), candidate)
+        pair = Pair(create_session(reference_path, Target(CPU, "cpu"), {}, threads=threads), candidate)
         warnings = _leave_out_random(pair, reference_path, given)
     found: JsonObject = {"reference": False}
     if pair is None or not pair.names:
