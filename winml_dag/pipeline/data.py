@@ -219,11 +219,10 @@ def _data(context: ResolveContext, quant: Quant) -> tuple[Source | None, tuple[P
     if quant.dataset_name is not None:
         if quant.calibration_data is not None:
             raise RecipeError("quant.calibration_data and quant.dataset_name name two sets of data. Keep one of them.")
-        from winml_dag.pipeline.hub import find_dataset
+        from winml_dag.pipeline.hub import WantedData, find_dataset
 
-        found = find_dataset(
-            quant.dataset_name, context.base, quant.dataset_subset, quant.dataset_split, download=context.download
-        )
+        wanted = WantedData(quant.dataset_name, quant.dataset_subset, quant.dataset_split)
+        found = find_dataset(wanted, context.base, download=context.download)
         return data_source(found.files, f"quant.dataset_name: {quant.dataset_name}"), found.looked_at
     if quant.calibration_data is None:
         return None, ()

@@ -117,16 +117,16 @@ def _download(model_id: str, revision: str) -> Path:
     return Path(snapshot_download(model_id, revision=revision, allow_patterns=[*_WANTED, weights]))
 
 
-def _download_dataset(name: str, choose: Callable[[Sequence[str], str], Sequence[str]], revision: str | None) -> Path:
-    """Download the files that *choose* selects by all file names and the text of the card."""
+def _download_dataset(wanted: WantedData) -> Path:
     from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 
+    name, revision = wanted.name, wanted.revision
     names = [file.rfilename for file in HfApi().dataset_info(name, revision=revision).siblings or []]
     text = ""
     if CARD in names:
         found = hf_hub_download(name, CARD, repo_type="dataset", revision=revision)
         text = Path(found).read_text(encoding="utf-8", errors="replace")
-    chosen = [CARD, *choose(names, text)]
+    chosen = [CARD, *wanted.files(names, text)]
     return Path(snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=chosen))
 
 
@@ -155,9 +155,6 @@ class Asker:
     of_files: str = "quant.calibration_data"
 
 
-CALIBRATION = Asker()
-
-
 @dataclass(frozen=True)
 class Dataset:
     """The files to read, and the paths that influenced the choice."""
@@ -166,25 +163,17 @@ class Dataset:
     looked_at: tuple[Path, ...]
 
 
-def find_dataset(
-    name: str,
-    base: Path,
-    subset: str | None,
-    split: str,
-    *,
-    revision: str | None = None,
-    asker: Asker = CALIBRATION,
-    download: bool,
-) -> Dataset:
-    """Find the data set *name*: a folder (relative to *base*), else a hub id; *revision* is a branch, tag or commit.
+def find_dataset(wanted: WantedData, base: Path, *, download: bool) -> Dataset:
+    """Find *wanted*: a folder (relative to *base*), else a hub id.
 
     Raises:
         InputError: when it is neither local nor available on the hub, or lacks the subset or split.
     """
+    name, asker = wanted.name, wanted.asker
     path = resolve_path(base, name)
     before_reading(path)
     if path.is_dir():
-        return _in_folder(name, path, subset, split, (), asker)
+        return _in_folder(wanted, path)
     if path.exists():
         raise InputError(f"{asker.name}: {path} is a file, not a data set.", advice=f"Give it as {asker.of_files}.")
     if is_path_like(name):
@@ -193,35 +182,29 @@ def find_dataset(
         )
     # A local folder of this name would take precedence over the hub, and the cached reference may move to another
     # commit.
-    before = (path, reference(name, revision, DATASETS))
-    found = cached_snapshot(name, revision or "main", DATASETS)
+    before = (path, reference(name, wanted.revision, DATASETS))
+    found = cached_snapshot(name, wanted.revision or "main", DATASETS)
     if found is not None:
         try:
-            return _in_folder(name, found, subset, split, before, asker)
+            return _in_folder(wanted, found, before)
         except InputError:
             if not download or is_offline():
                 raise
-
-    def choose(names: Iterable[str], card: str) -> Sequence[str]:
-        return choose_files(name, names, card, subset, split, asker)
-
     where = f"The data set {name!r} is not, or not whole, in the local hub cache {hub_cache()}"
-    folder = _fetched(where, lambda: _download_dataset(name, choose, revision), _DATASET_ADVICE, download=download)
-    return _in_folder(name, folder, subset, split, before, asker)
+    folder = _fetched(where, lambda: _download_dataset(wanted), _DATASET_ADVICE, download=download)
+    return _in_folder(wanted, folder, before)
 
 
 def has_splits(folder: Path) -> bool:
     """Whether *folder* has splits, according to its card or the names of its files."""
     names, card = _content(folder)
-    return bool(_subsets(folder.name, card, CALIBRATION)) or len(_by_name(_data(names))) > 1
+    return bool(WantedData(folder.name).subsets(card)) or len(_by_name(_data(names))) > 1
 
 
-def _in_folder(
-    name: str, folder: Path, subset: str | None, split: str, before: tuple[Path, ...], asker: Asker
-) -> Dataset:
+def _in_folder(wanted: WantedData, folder: Path, before: tuple[Path, ...] = ()) -> Dataset:
     folders = before_reading_folders(folder)
     names, text = _content(folder)
-    files = tuple(SourceFile(file, folder / file) for file in choose_files(name, names, text, subset, split, asker))
+    files = tuple(SourceFile(file, folder / file) for file in wanted.files(names, text))
     card = folder / CARD
     return Dataset(files, (*before, *folders, *((card,) if card.is_file() else ())))
 
@@ -234,61 +217,107 @@ def _content(folder: Path) -> tuple[list[str], str]:
     return names, card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
 
 
-def choose_files(
-    name: str, names: Iterable[str], card: str, subset: str | None, split: str, asker: Asker = CALIBRATION
-) -> list[str]:
-    """Return those of the files *names* that belong to a subset and split of data set *name*.
+@dataclass(frozen=True)
+class WantedData:
+    """A data set, of which a subset and a split are read. ``revision``: a branch, tag or commit."""
 
-    The *card* decides, or else the file names.
+    name: str
+    subset: str | None = None
+    split: str = "train"
+    revision: str | None = None
+    asker: Asker = Asker()
 
-    Raises:
-        InputError: when there are none, or some are missing.
-    """
-    every = sorted(names)
-    data = _data(every)
-    if not data:
-        script = any(file.endswith(".py") for file in every)
-        raise InputError(
-            f"{asker.name}: {name} has no data files"
-            + (", only a script that makes them, and the scripts of data sets are never run." if script else "."),
-            advice="Give a data set in parquet, JSON, CSV, text or image files.",
-        )
-    chosen_subset = _subset(name, _subsets(name, card, asker), subset, asker)
-    if chosen_subset is None:
-        by_split = _by_name(_in_subfolder(name, data, subset, asker))
-    else:
-        by_split = {at: _matching(data, patterns) for at, patterns in chosen_subset.items()}
-    found = by_split.get(split)
-    if not found:
-        known = ", ".join(sorted(at for at, files in by_split.items() if files)) or "none"
-        raise InputError(
-            f"{asker.split}: {name} has no files of the split {split!r}.", advice=f"Its splits are: {known}."
-        )
-    _require_all_shards(name, found, asker)
-    return found
+    def files(self, names: Iterable[str], card: str) -> list[str]:
+        """Return those of the files *names* that belong to the subset and split: the *card* decides, or else the names.
+
+        Raises:
+            InputError: when there are none, or some are missing.
+        """
+        every = sorted(names)
+        data = _data(every)
+        if not data:
+            script = any(file.endswith(".py") for file in every)
+            raise InputError(
+                f"{self.asker.name}: {self.name} has no data files"
+                + (", only a script that makes them, and the scripts of data sets are never run." if script else "."),
+                advice="Give a data set in parquet, JSON, CSV, text or image files.",
+            )
+        patterns = self._patterns(card)
+        if patterns is None:
+            by_split = _by_name(self._in_subfolder(data))
+        else:
+            by_split = {at: _matching(data, each) for at, each in patterns.items()}
+        found = by_split.get(self.split)
+        if not found:
+            known = ", ".join(sorted(at for at, files in by_split.items() if files)) or "none"
+            raise InputError(
+                f"{self.asker.split}: {self.name} has no files of the split {self.split!r}.",
+                advice=f"Its splits are: {known}.",
+            )
+        self._require_all_shards(found)
+        return found
+
+    def subsets(self, card: str) -> Mapping[str, tuple[bool, Mapping[str, Sequence[str]]]]:
+        """Return each subset by name: whether it is the default, and the patterns of file names by split."""
+        match = re.match(r"---\s*\n(.*?\n)---\s*(\n|$)", card, re.DOTALL)
+        if match is None:
+            return {}
+        import yaml
+
+        try:
+            header = yaml.safe_load(match[1])
+            configs = header.get("configs") if isinstance(header, dict) else None
+            return {
+                str(config.get("config_name", "default")): (bool(config.get("default")), _patterns(config))
+                for config in configs or ()
+                if "data_files" in config
+            }
+        except (yaml.YAMLError, AttributeError, TypeError, KeyError) as error:
+            raise InputError(f"{self.asker.name}: the card of {self.name} ({CARD}) cannot be read: {error}") from error
+
+    def _patterns(self, card: str) -> Mapping[str, Sequence[str]] | None:
+        """Return the patterns of the wanted subset; None if the card lists no subsets."""
+        subsets = self.subsets(card)
+        if not subsets:
+            return None
+        defaults = [at for at, (is_default, _) in subsets.items() if is_default or at == "default" or len(subsets) == 1]
+        chosen = self.subset or next(iter(defaults), None)
+        if chosen not in subsets:
+            what = "has several subsets" if self.subset is None else f"has no subset {self.subset!r}"
+            advice = f"Choose one of: {', '.join(sorted(subsets))}."
+            raise InputError(f"{self.asker.subset}: {self.name} {what}.", advice=advice)
+        return subsets[str(chosen)][1]
+
+    def _in_subfolder(self, data: Sequence[str]) -> Sequence[str]:
+        if self.subset is None:
+            return data
+        inside = [file for file in data if file.startswith(f"{self.subset}/")]
+        if not inside:
+            folders = sorted({file.split("/")[0] for file in data if "/" in file})
+            raise InputError(
+                f"{self.asker.subset}: {self.name} has no card that describes {self.subset!r}, and no folder of that"
+                " name.",
+                advice=f"Its folders are: {', '.join(folders)}." if folders else "Remove it.",
+            )
+        return inside
+
+    def _require_all_shards(self, files: Sequence[str]) -> None:
+        """Raise InputError when a shard is missing: a half-downloaded split is not used."""
+        groups: dict[tuple[str, str], set[str]] = {}
+        for file in files:
+            if shard := _SHARD.fullmatch(file):
+                groups.setdefault((shard["split"], shard["count"]), set()).add(shard["number"])
+        for (split, count), numbers in groups.items():
+            if len(numbers) < int(count):
+                raise InputError(
+                    f"{self.asker.name}: of {self.name} only {len(numbers)} of the {int(count)} files of {split} are"
+                    " here.",
+                    advice="Download the rest: `winml-dag build` does when the hub may be asked.",
+                )
 
 
 def _data(names: Iterable[str]) -> list[str]:
     return [file for file in names if kind_of(file) is not None and not _NO_DATA.fullmatch(file)]
-
-
-def _subsets(name: str, card: str, asker: Asker) -> Mapping[str, tuple[bool, Mapping[str, Sequence[str]]]]:
-    """Return each subset by name: whether it is the default, and the patterns of file names by split."""
-    match = re.match(r"---\s*\n(.*?\n)---\s*(\n|$)", card, re.DOTALL)
-    if match is None:
-        return {}
-    import yaml
-
-    try:
-        header = yaml.safe_load(match[1])
-        configs = header.get("configs") if isinstance(header, dict) else None
-        return {
-            str(config.get("config_name", "default")): (bool(config.get("default")), _patterns(config))
-            for config in configs or ()
-            if "data_files" in config
-        }
-    except (yaml.YAMLError, AttributeError, TypeError, KeyError) as error:
-        raise InputError(f"{asker.name}: the card of {name} ({CARD}) cannot be read: {error}") from error
 
 
 def _patterns(config: Mapping[str, Any]) -> Mapping[str, list[str]]:
@@ -300,33 +329,6 @@ def _patterns(config: Mapping[str, Any]) -> Mapping[str, list[str]]:
         listed = [paths] if isinstance(paths, str) else list(paths)
         by_split.setdefault(str(split), []).extend(f"{folder}/{path}" if folder else path for path in listed)
     return by_split
-
-
-def _subset(
-    name: str, subsets: Mapping[str, tuple[bool, Mapping[str, Sequence[str]]]], wanted: str | None, asker: Asker
-) -> Mapping[str, Sequence[str]] | None:
-    """Return the patterns of the subset *wanted*; None if the card lists no subsets."""
-    if not subsets:
-        return None
-    defaults = [at for at, (is_default, _) in subsets.items() if is_default or at == "default" or len(subsets) == 1]
-    chosen = wanted or next(iter(defaults), None)
-    if chosen not in subsets:
-        what = "has several subsets" if wanted is None else f"has no subset {wanted!r}"
-        raise InputError(f"{asker.subset}: {name} {what}.", advice=f"Choose one of: {', '.join(sorted(subsets))}.")
-    return subsets[str(chosen)][1]
-
-
-def _in_subfolder(name: str, data: Sequence[str], subset: str | None, asker: Asker) -> Sequence[str]:
-    if subset is None:
-        return data
-    inside = [file for file in data if file.startswith(f"{subset}/")]
-    if not inside:
-        folders = sorted({file.split("/")[0] for file in data if "/" in file})
-        raise InputError(
-            f"{asker.subset}: {name} has no card that describes {subset!r}, and no folder of that name.",
-            advice=f"Its folders are: {', '.join(folders)}." if folders else "Remove it.",
-        )
-    return inside
 
 
 def _matching(data: Sequence[str], patterns: Sequence[str]) -> list[str]:
@@ -361,17 +363,3 @@ def _split_of(file: str) -> str | None:
 
 def _split_called(word: str) -> str | None:
     return next((split for split, words in _WORDS.items() if word in words), None)
-
-
-def _require_all_shards(name: str, files: Sequence[str], asker: Asker) -> None:
-    """Raise InputError when a shard is missing: a half-downloaded split is not used."""
-    groups: dict[tuple[str, str], set[str]] = {}
-    for file in files:
-        if shard := _SHARD.fullmatch(file):
-            groups.setdefault((shard["split"], shard["count"]), set()).add(shard["number"])
-    for (split, count), numbers in groups.items():
-        if len(numbers) < int(count):
-            raise InputError(
-                f"{asker.name}: of {name} only {len(numbers)} of the {int(count)} files of {split} are here.",
-                advice="Download the rest: `winml-dag build` does when the hub may be asked.",
-            )

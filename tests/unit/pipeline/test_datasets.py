@@ -14,7 +14,7 @@ from typing import ClassVar
 import pytest
 
 from winml_dag.errors import InputError
-from winml_dag.pipeline.hub import choose_files, find_dataset
+from winml_dag.pipeline.hub import WantedData, find_dataset
 
 CARD = """---
 license: mit
@@ -47,7 +47,7 @@ CARD_FILES = [
     ],
 )
 def test_a_card_says_which_files_are_of_a_subset_and_split(subset, split, files):
-    assert choose_files("d", CARD_FILES, CARD, subset, split) == files
+    assert WantedData("d", subset, split).files(CARD_FILES, CARD) == files
 
 
 SHARDS = [f"data/{name}.parquet" for name in ("train-00000-of-00002", "train-00001-of-00002", "odd-00000-of-00001")]
@@ -66,7 +66,7 @@ SAVED = ["train/data-00000-of-00001.arrow", "test/data-00000-of-00001.arrow", "t
     ],
 )
 def test_without_a_card_names_tell_the_split_and_all_without_one_are_for_training(names, split, files):
-    assert choose_files("d", names, "", None, split) == files
+    assert WantedData("d", None, split).files(names, "") == files
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_without_a_card_names_tell_the_split_and_all_without_one_are_for_trainin
 )
 def test_what_is_not_there_is_refused_with_what_there_is(names, card, subset, split, message, advice):
     with pytest.raises(InputError, match=message) as caught:
-        choose_files("d", names, card, subset, split)
+        WantedData("d", subset, split).files(names, card)
     assert advice in caught.value.advice
 
 
@@ -110,7 +110,7 @@ def put(path: Path, text: str) -> Path:
 
 
 def test_a_data_set_of_the_hub_is_found_in_its_cache_without_a_connection(hub, tmp_path):
-    found = find_dataset("org/words", tmp_path, None, "train", download=True)
+    found = find_dataset(WantedData("org/words", None, "train"), tmp_path, download=True)
     assert [(file.name, file.path) for file in found.files] == [("train.txt", hub / "train.txt")]
     # Another commit, or a local folder of that name, would select other files.
     assert {hub.parent.parent / "refs" / "main", tmp_path / "org" / "words"} <= set(found.looked_at)
@@ -118,7 +118,7 @@ def test_a_data_set_of_the_hub_is_found_in_its_cache_without_a_connection(hub, t
 
 def test_a_folder_comes_before_the_hub(hub, tmp_path):
     mine = put(tmp_path / "org" / "words" / "train.txt", "blue bird\n")
-    found = find_dataset("org/words", tmp_path, None, "train", download=False)
+    found = find_dataset(WantedData("org/words", None, "train"), tmp_path, download=False)
     assert [file.path for file in found.files] == [mine]
     assert mine.parent in found.looked_at
     assert hub.exists()
@@ -127,16 +127,16 @@ def test_a_folder_comes_before_the_hub(hub, tmp_path):
 @pytest.mark.parametrize("name", ["org/other", "org/words"])
 def test_what_is_not_in_the_cache_is_not_asked_for_when_that_is_forbidden(hub, tmp_path, name):
     with pytest.raises(InputError, match=r"HF_HUB_OFFLINE|no files of the split"):
-        find_dataset(name, tmp_path, None, "test", download=True)
+        find_dataset(WantedData(name, None, "test"), tmp_path, download=True)
     assert hub.exists()
 
 
 def test_a_path_that_is_no_data_set_is_refused(tmp_path):
     with pytest.raises(InputError, match="does not exist"):
-        find_dataset("./nowhere", tmp_path, None, "train", download=False)
+        find_dataset(WantedData("./nowhere", None, "train"), tmp_path, download=False)
     put(tmp_path / "lines.txt", "red fish\n")
     with pytest.raises(InputError, match="is a file") as caught:
-        find_dataset("lines.txt", tmp_path, None, "train", download=False)
+        find_dataset(WantedData("lines.txt", None, "train"), tmp_path, download=False)
     assert "calibration_data" in caught.value.advice
 
 
@@ -189,9 +189,9 @@ class _Answer(BaseHTTPRequestHandler):
 _FIND = """
 import sys
 from pathlib import Path
-from winml_dag.pipeline.hub import find_dataset
+from winml_dag.pipeline.hub import WantedData, find_dataset
 for split in ("train", "train", "test"):
-    found = find_dataset("org/words", Path(sys.argv[1]), None, split, download=True)
+    found = find_dataset(WantedData("org/words", None, split), Path(sys.argv[1]), download=True)
     print([(file.name, file.path.read_text()) for file in found.files])
 """
 

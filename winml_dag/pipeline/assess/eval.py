@@ -32,7 +32,7 @@ from winml_dag.pipeline.assess.measurement import (
     plan_measurement,
 )
 from winml_dag.pipeline.data import calibration_source, data_source, packages_of, require_packages
-from winml_dag.pipeline.hub import Asker, find_dataset, has_splits
+from winml_dag.pipeline.hub import Asker, WantedData, find_dataset, has_splits
 from winml_dag.pipeline.model import OnnxFile
 from winml_dag.recipe.fields import is_path_like, resolve_path
 from winml_dag.recipe.schema import Dataset, Eval
@@ -300,15 +300,8 @@ def _data(request: AssessmentRequest[Eval]) -> Source | None:
     elif not path.exists() and (is_path_like(dataset.path) or kind_of(dataset.path)):
         raise InputError(f"{_ASKER.name}: {path} does not exist.", advice="Check the path, or give a hub id.")
     else:
-        found = find_dataset(
-            dataset.path,
-            request.base,
-            dataset.name,
-            dataset.split,
-            revision=dataset.revision,
-            asker=_ASKER,
-            download=request.download,
-        )
+        wanted = WantedData(dataset.path, dataset.name, dataset.split, dataset.revision, _ASKER)
+        found = find_dataset(wanted, request.base, download=request.download)
         source = data_source(found.files, f"{_ASKER.name}: {dataset.path}")
     require_packages(str(kind_of(source.files[0].name)))
     return source
