@@ -21,7 +21,7 @@ from winml_dag.errors import WinmlDagError
 from winml_dag.file_reading import LatestReads, reads_logged
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.buildresult import BuildResult, StageView, record_stats, result_of
-from winml_dag.pipeline.finished import FinishedBuild
+from winml_dag.pipeline.layout import FinishedBuild
 from winml_dag.pipeline.plan_cache import Planned, keep_finished
 from winml_dag.pipeline.plan_text import whole
 from winml_dag.pipeline.publish import prepare_folder, publish, refuse_file, refuse_foreign

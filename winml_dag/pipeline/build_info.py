@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 from winml_dag import TOOL_ID
 from winml_dag.canonical import JsonObject
+from winml_dag.engine.keys import wheel_records
 from winml_dag.engine.stage import Source
-from winml_dag.engine.wheels import wheel_records
 from winml_dag.file_reading import read_bytes
-from winml_dag.pipeline.finished import FinishedBuild
+from winml_dag.pipeline.layout import FinishedBuild
 from winml_dag.pipeline.manifest import folder_in
 from winml_dag.store.remote.ci import ci_run
 

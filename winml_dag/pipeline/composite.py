@@ -15,7 +15,7 @@ from winml_dag.errors import RecipeError, known_instead
 from winml_dag.pipeline.buildgraph import prefixed
 from winml_dag.pipeline.decisions import ResolveContext
 from winml_dag.pipeline.model import Model
-from winml_dag.pipeline.resolved import Build
+from winml_dag.pipeline.plan import Build
 from winml_dag.recipe.fields import Section
 from winml_dag.recipe.schema import Compile, Export, Quant, Recipe, Validate
 from winml_dag.recipe.schema import Component as Own

@@ -23,9 +23,9 @@ from winml_dag.errors import InputError, RecipeError, UsageError, known_instead
 from winml_dag.file_reading import before_reading
 from winml_dag.pipeline.data import Data, data_of, find_calibration, find_validation_data, not_validated
 from winml_dag.pipeline.model import Model, OnnxFile, task_for
+from winml_dag.pipeline.plan import Search, chosen
 from winml_dag.pipeline.quantization import quant_for, quant_section, refuse_other_quantize
 from winml_dag.pipeline.request import Overrides
-from winml_dag.pipeline.resolved import Search, chosen
 from winml_dag.recipe.capabilities import CATALOG
 from winml_dag.recipe.fields import resolve_path
 from winml_dag.recipe.precision import precision_name

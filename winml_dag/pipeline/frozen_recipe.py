@@ -16,10 +16,10 @@ from winml_dag.engine.execute import Job, LocalExecutor
 from winml_dag.engine.stage import Node, Source, Stage, config_json
 from winml_dag.errors import StageError, UsageError
 from winml_dag.pipeline.decisions import ResolveContext
+from winml_dag.pipeline.plan import Build
 from winml_dag.pipeline.quantization import reads
 from winml_dag.pipeline.request import Request
 from winml_dag.pipeline.resolve import resolve
-from winml_dag.pipeline.resolved import Build
 from winml_dag.recipe.schema import Recipe
 from winml_dag.stages.export import (
     CAPTURE,

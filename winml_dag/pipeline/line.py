@@ -26,7 +26,6 @@ from winml_dag.ep.availability import (
 from winml_dag.ep.registry import CPU, Target, find_ep, is_emulated, runtime_builds
 from winml_dag.pipeline.data import packages_of
 from winml_dag.pipeline.model import Known
-from winml_dag.pipeline.resolved import Build
 from winml_dag.pipeline.search import CHECK
 from winml_dag.stages import artifact_types
 from winml_dag.stages.builtin import LINE
@@ -38,6 +37,7 @@ from winml_dag.store.digest import Fingerprints
 
 if TYPE_CHECKING:
     from winml_dag.ep.qairt import QairtSdk
+    from winml_dag.pipeline.plan import Build
 
 # Their output is the model that they read, so it has its kind.
 _KEEP_KIND = ("normalize", "finalize")

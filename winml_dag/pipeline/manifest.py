@@ -25,8 +25,14 @@ from winml_dag.engine.stage import Node
 from winml_dag.errors import InputError, StoreError
 from winml_dag.file_reading import MOST_BYTES_OF_MANY, read_json
 from winml_dag.pipeline.buildgraph import MODEL, BuildGraph, prefixed
-from winml_dag.pipeline.finished import FinishedBuild
-from winml_dag.pipeline.layout import MANIFEST, component_of, is_builtin, is_carried_on, published_outputs
+from winml_dag.pipeline.layout import (
+    MANIFEST,
+    FinishedBuild,
+    component_of,
+    is_builtin,
+    is_carried_on,
+    published_outputs,
+)
 from winml_dag.pipeline.search import Searched, searches
 from winml_dag.store.artifact import Artifact, FileEntry
 

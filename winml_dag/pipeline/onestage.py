@@ -17,9 +17,9 @@ from winml_dag.errors import UsageError
 from winml_dag.names import is_safe_part
 from winml_dag.pipeline.decisions import ResolveContext
 from winml_dag.pipeline.model import OnnxFile
+from winml_dag.pipeline.plan import Build, SavePath
 from winml_dag.pipeline.request import Request, beside
 from winml_dag.pipeline.resolve import resolve
-from winml_dag.pipeline.resolved import Build, SavePath
 from winml_dag.stages import artifact_types
 from winml_dag.stages.builtin import LINE
 from winml_dag.stages.finalize import FinalizeConfig

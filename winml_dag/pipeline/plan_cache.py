@@ -54,7 +54,7 @@ from winml_dag.pipeline.uptodate import (
 from winml_dag.store.digest import digest_file
 
 if TYPE_CHECKING:
-    from winml_dag.pipeline.finished import FinishedBuild
+    from winml_dag.pipeline.layout import FinishedBuild
     from winml_dag.pipeline.userstages.folder import UserFolder
     from winml_dag.store.records import Record
     from winml_dag.store.store import Store

@@ -33,7 +33,7 @@ from winml_dag.store.store import Store
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.buildgraph import BuildGraph
-    from winml_dag.pipeline.finished import FinishedBuild
+    from winml_dag.pipeline.layout import FinishedBuild
     from winml_dag.pipeline.userstages.folder import UserFolder
 
 

@@ -21,8 +21,8 @@ from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.decisions import Decisions, ResolveContext, option_files, sdk_of
 from winml_dag.pipeline.layout import has_only_stages, output_folder
 from winml_dag.pipeline.model import Known, Model, find_model, user_script
+from winml_dag.pipeline.plan import Build, Declared, SavePath, Search, rewires_builtin
 from winml_dag.pipeline.request import Request
-from winml_dag.pipeline.resolved import Build, Declared, SavePath, Search, rewires_builtin
 from winml_dag.pipeline.settings import settings_of
 from winml_dag.pipeline.stageconfigs import data_notices, search_notices
 from winml_dag.recipe.schema import Recipe

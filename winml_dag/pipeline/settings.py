@@ -15,7 +15,7 @@ from winml_dag.pipeline.data import not_validated
 from winml_dag.pipeline.decisions import Decisions, ResolveContext, file_option_names
 from winml_dag.pipeline.manifest import folder_in
 from winml_dag.pipeline.model import Model
-from winml_dag.pipeline.resolved import chosen
+from winml_dag.pipeline.plan import chosen
 from winml_dag.pipeline.stageconfigs import DEFAULT_OPSET
 from winml_dag.recipe.fields import Section, resolve_path, with_paths
 from winml_dag.recipe.schema import Compile, Export, Quant, Recipe

@@ -16,9 +16,9 @@ from onnx import TensorProto, helper, numpy_helper
 from winml_dag.engine.keys import cache_key, config_hash
 from winml_dag.ep.qairt import CONVERTER, GENERATOR, host_name, library, program
 from winml_dag.pipeline.decisions import ResolveContext
+from winml_dag.pipeline.plan import Build
 from winml_dag.pipeline.request import Overrides
 from winml_dag.pipeline.resolve import resolve
-from winml_dag.pipeline.resolved import Build
 from winml_dag.recipe.load import LoadedRecipe, parse_recipe
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.records import KeyInputs, Record

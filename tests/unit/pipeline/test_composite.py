@@ -21,7 +21,7 @@ from winml_dag.errors import InputError, WinmlDagError
 from winml_dag.pipeline.assess.builtmodel import component_file, model_file
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary
 from winml_dag.pipeline.documents import BuildManifest
-from winml_dag.pipeline.finished import FinishedBuild
+from winml_dag.pipeline.layout import FinishedBuild
 from winml_dag.pipeline.plan import plan_build
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.resolve import build_of

@@ -18,8 +18,7 @@ from winml_dag.ep.registry import QNN, Target
 from winml_dag.errors import WinmlDagError
 from winml_dag.onnxmodel.feeds import InputSpec
 from winml_dag.pipeline.data import calibration_source, packages_of
-from winml_dag.pipeline.plan import plan_build
-from winml_dag.pipeline.resolved import Build
+from winml_dag.pipeline.plan import Build, plan_build
 from winml_dag.stages.quality import MINIMUM_COSINE, MINIMUM_SQNR_DB, Bounds
 from winml_dag.stages.samples.read import read_samples
 from winml_dag.stages.validate import ValidateConfig

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from winml_dag.engine.keys import distribution_version
+from winml_dag.engine.keys import distribution_version, record_digest, wheel_records
 from winml_dag.engine.stage import Source, SourceFile
-from winml_dag.engine.wheels import record_digest, wheel_records
 from winml_dag.pipeline.build_info import asked_for, source_json
 from winml_dag.pipeline.manifest import manifest_text, with_part
 from winml_dag.pipeline.request import Overrides

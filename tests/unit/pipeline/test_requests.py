@@ -16,9 +16,9 @@ from winml_dag.ep.registry import QNN
 from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.pipeline.layout import output_dir_of
 from winml_dag.pipeline.onestage import build_of_one
+from winml_dag.pipeline.plan import Build
 from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
-from winml_dag.pipeline.resolved import Build
 from winml_dag.stages.export import ExportConfig
 from winml_dag.store.store import Store
 

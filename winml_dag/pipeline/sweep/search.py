@@ -18,7 +18,7 @@ from winml_dag.canonical import JsonValue
 from winml_dag.engine.stage import Skip
 from winml_dag.errors import StoreError, WinmlDagError
 from winml_dag.pipeline.assess.measurement import Measurement, MeasurementGraph, MeasurementJob
-from winml_dag.pipeline.resolved import Build
+from winml_dag.pipeline.plan import Build
 from winml_dag.pipeline.run import Driver, Ended
 from winml_dag.pipeline.sweep.result import CellResult, SearchResult
 from winml_dag.recipe.goal import Search

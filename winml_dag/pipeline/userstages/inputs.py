@@ -16,7 +16,7 @@ from winml_dag.engine.inplace import list_folder
 from winml_dag.engine.stage import Source, SourceFile, Stage
 from winml_dag.errors import InputError, did_you_mean, known_instead
 from winml_dag.names import KEPT, is_safe_part, parents
-from winml_dag.pipeline.resolved import NAME, BuiltIn, Declared, rewires_builtin
+from winml_dag.pipeline.plan import NAME, BuiltIn, Declared, rewires_builtin
 from winml_dag.recipe.document import Findings, Location
 from winml_dag.recipe.schema import StageEntry
 from winml_dag.stages import artifact_types

@@ -17,7 +17,7 @@ from winml_dag.engine.keys import versions
 from winml_dag.engine.stage import Command, InputSlot, Node, Stage
 from winml_dag.engine.worker import CALL
 from winml_dag.errors import did_you_mean, known_instead
-from winml_dag.pipeline.resolved import NAME, BuiltIn, Declared, UserPlan, rewires_builtin
+from winml_dag.pipeline.plan import NAME, BuiltIn, Declared, UserPlan, rewires_builtin
 from winml_dag.pipeline.userstages.inputs import KIND, Links, OutputPaths, UserFiles
 from winml_dag.pipeline.userstages.tools import (
     MODULE,

@@ -14,10 +14,11 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import quote, urlsplit, urlunsplit
 
-from winml_dag.store.remote.settings import Mode, RemoteSettings, TierSettings
+if TYPE_CHECKING:
+    from winml_dag.store.remote.settings import RemoteSettings, TierSettings
 
 BRANCHES_VARIABLE = "WINML_DAG_REMOTE_BRANCHES"
 _PULL = "pull"
@@ -117,6 +118,9 @@ def allowed(settings: RemoteSettings, environment: Mapping[str, str]) -> tuple[R
     """The part of *settings* that this run may use, and a sentence on the restriction; empty without one, as outside of
     CI and in unknown CI systems.
     """
+    # Imported here, as below: the manifest of a build without remotes names its run.
+    from winml_dag.store.remote.settings import Mode
+
     env = _variables(environment)
     restriction = next((find(env) for marker, (_, find) in _SYSTEMS.items() if env[marker]), None)
     if restriction is None or not any(tier.mode is Mode.READ_WRITE for tier in settings.tiers):
@@ -127,6 +131,8 @@ def allowed(settings: RemoteSettings, environment: Mapping[str, str]) -> tuple[R
 
 
 def _restrict(tier: TierSettings, pull: int | None) -> tuple[TierSettings, ...]:
+    from winml_dag.store.remote.settings import Mode
+
     if tier.mode is not Mode.READ_WRITE:
         return (tier,)
     shared = replace(tier, mode=Mode.READ)
