@@ -22,6 +22,19 @@ QDQ = ("QuantizeLinear", "DequantizeLinear")
 # Operators that multiply with a matrix of weights, their input 1, by the axis of the weights' output channels. For Gemm
 # it is that of an untransposed matrix (see :func:`channel_axis`).
 CHANNEL_AXES = {"Conv": 0, "ConvTranspose": 1, "MatMul": 1, "Gemm": 1}
+# Operators on integers, with the indices of their constant weights: those that quantize activations themselves, those
+# between quantized activations, and those on blocks of weights.
+DYNAMIC_WEIGHTS = {
+    "MatMulInteger": (1,),
+    "MatMulIntegerToFloat": (1,),
+    "ConvInteger": (1,),
+    "ConvIntegerToFloat": (1,),
+    "DynamicQuantizeMatMul": (1,),
+    "DynamicQuantizeLSTM": (1, 2),
+}
+OPERATOR_WEIGHTS = {"QLinearConv": (3,), "QLinearMatMul": (3,), "QGemm": (3,), "QAttention": (1,)}
+BLOCK_OPERATORS = ("MatMulNBits", "GatherBlockQuantized")
+INTEGER_OPERATORS = frozenset({*QDQ, *DYNAMIC_WEIGHTS, *OPERATOR_WEIGHTS, *BLOCK_OPERATORS, "QEmbedLayerNormalization"})
 HIGH_RANK = 5  # providers do not support a Transpose of this many axes
 # Attention masks contain -inf or the lowest float (-3.4e38) for "never choose this". No measured quantity is this
 # large: a constant of at least this magnitude means infinity.

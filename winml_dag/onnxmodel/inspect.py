@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from winml_dag.errors import InputError
 from winml_dag.names import is_safe_part
 from winml_dag.onnxmodel.graph import (
+    INTEGER_OPERATORS,
     Model,
     Node,
     Value,
@@ -34,21 +35,7 @@ UNKNOWN_DIMENSION = "?"
 UNKNOWN_RANK = "..."
 NO_TENSOR = "not a tensor"
 
-_QUANTIZED_OPS = frozenset(
-    {
-        "QuantizeLinear",
-        "DequantizeLinear",
-        "ConvInteger",
-        "MatMulInteger",
-        "MatMulIntegerToFloat",
-        "ConvIntegerToFloat",
-        "QAttention",
-        "QGemm",
-        "QEmbedLayerNormalization",
-        "MatMulNBits",
-        "GatherBlockQuantized",
-    }
-)
+# Of operators that are in no table.
 _QUANTIZED_PREFIXES = ("QLinear", "DynamicQuantize")
 
 
@@ -218,7 +205,7 @@ def summarize(path: Path, model: Model) -> ModelSummary:
 
 
 def _is_quantized(op_type: str) -> bool:
-    return op_type in _QUANTIZED_OPS or op_type.startswith(_QUANTIZED_PREFIXES)
+    return op_type in INTEGER_OPERATORS or op_type.startswith(_QUANTIZED_PREFIXES)
 
 
 def _distinct(names: Iterable[str]) -> tuple[str, ...]:

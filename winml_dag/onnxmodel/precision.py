@@ -12,8 +12,11 @@ from dataclasses import dataclass, field
 from math import prod
 
 from winml_dag.onnxmodel.graph import (
+    BLOCK_OPERATORS,
     CHANNEL_AXES,
-    QDQ,
+    DYNAMIC_WEIGHTS,
+    INTEGER_OPERATORS,
+    OPERATOR_WEIGHTS,
     Model,
     Node,
     Tensor,
@@ -28,17 +31,6 @@ _QUANTIZE_DEFAULT = 2  # QuantizeLinear's default is uint8
 _BIAS = "int32"
 
 _MATRIX_OPS = frozenset({*CHANNEL_AXES, "FusedMatMul", "FusedGemm", "FusedConv"})
-# Operators on integers by kind, with the indices of their constant inputs.
-_DYNAMIC = {
-    "MatMulInteger": (1,),
-    "MatMulIntegerToFloat": (1,),
-    "ConvInteger": (1,),
-    "ConvIntegerToFloat": (1,),
-    "DynamicQuantizeMatMul": (1,),
-    "DynamicQuantizeLSTM": (1, 2),
-}
-_OPERATORS = {"QLinearConv": (3,), "QLinearMatMul": (3,), "QGemm": (3,), "QAttention": (1,)}
-_BLOCKS = ("MatMulNBits", "GatherBlockQuantized")
 _FLOATS = ("float32", "float16", "bfloat16", "float64")
 _SHORT = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
 _ACCURACY_INT8 = 4
@@ -133,7 +125,7 @@ def precision_of(model: Model) -> FoundPrecision:
         activations,
         floats,
         _matrix_nodes(nodes),
-        max((integer_of(node, "accuracy_level") for node in nodes if node.op_type in _BLOCKS), default=0),
+        max((integer_of(node, "accuracy_level") for node in nodes if node.op_type in BLOCK_OPERATORS), default=0),
     )
 
 
@@ -142,11 +134,11 @@ def _scheme(op_types: set[str], activations: Mapping[str, int]) -> str:
         return "compiled"
     if any(name.startswith(("QLinear", "QAttention", "QGemm")) for name in op_types):
         return "operators"
-    if "DynamicQuantizeLinear" in op_types or op_types & _DYNAMIC.keys():
+    if "DynamicQuantizeLinear" in op_types or op_types & DYNAMIC_WEIGHTS.keys():
         return "dynamic"
     if activations:
         return "qdq"
-    return "weights" if op_types & {*_BLOCKS, "DequantizeLinear"} else "float"
+    return "weights" if op_types & {*BLOCK_OPERATORS, "DequantizeLinear"} else "float"
 
 
 def _name(scheme: str, weight: str, activation: str, real: str) -> str:
@@ -174,10 +166,10 @@ class _Counts:
         for node in nodes:
             if node.op_type == "QuantizeLinear":
                 self._add_quantize(node)
-            elif node.op_type in _BLOCKS:
+            elif node.op_type in BLOCK_OPERATORS:
                 self._add_blocks(node)
             else:
-                for index in {**_DYNAMIC, **_OPERATORS}.get(node.op_type, ()):
+                for index in {**DYNAMIC_WEIGHTS, **OPERATOR_WEIGHTS}.get(node.op_type, ()):
                     if (weight := constants.get(_input(node, index))) is not None:
                         self.weights[dtype_name(weight.data_type)] += prod(weight.dims)
         inputs = {value.name: dtype_name(value.data_type) for value in model.graph.inputs}
@@ -225,9 +217,7 @@ def _output(node: Node) -> str:
 
 def _float_types(model: Model, nodes: Iterable[Node], constants: Mapping[str, Tensor]) -> Mapping[str, int]:
     """Count elements of constants by floating-point type; without any, the types of inputs and outputs."""
-    scales = {
-        name for node in nodes if node.op_type in (*QDQ, *_BLOCKS, *_OPERATORS, *_DYNAMIC) for name in node.inputs[1:]
-    }
+    scales = {name for node in nodes if node.op_type in INTEGER_OPERATORS for name in node.inputs[1:]}
     names = {name for name in constants if name and name not in scales}
     counts: Counter[str] = Counter()
     for tensor in {id(constants[name]): constants[name] for name in names}.values():
@@ -239,7 +229,7 @@ def _float_types(model: Model, nodes: Iterable[Node], constants: Mapping[str, Te
 
 def _matrix_nodes(nodes: Sequence[Node]) -> tuple[int, int]:
     dequantized = {_output(node) for node in nodes if node.op_type == "DequantizeLinear"}
-    on_integers = sum(node.op_type in {*_DYNAMIC, *_OPERATORS, "MatMulNBits"} for node in nodes)
+    on_integers = sum(node.op_type in {*DYNAMIC_WEIGHTS, *OPERATOR_WEIGHTS, "MatMulNBits"} for node in nodes)
     matrix = [node for node in nodes if node.op_type in _MATRIX_OPS]
     quantized = sum(bool(node.inputs) and dequantized.issuperset(node.inputs[:2]) for node in matrix)
     return on_integers + quantized, on_integers + len(matrix)

@@ -18,7 +18,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensor
 from winml_dag.ep.session import open_session
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.files import load_model, save_model, with_shapes
-from winml_dag.onnxmodel.inspect import inspect_model
+from winml_dag.onnxmodel.inspect import ModelSummary, inspect_model
 from winml_dag.onnxmodel.protos import (
     Naming,
     distinct_names,
@@ -81,6 +81,18 @@ _PROBE_FILE = Path("probe.onnx")
 NOT_COMPUTING = frozenset({"Constant", "Cast"})
 
 
+def refuse_finished(name: str, model: ModelSummary, done: str, *, weight_only_too: bool = False) -> None:
+    """Raise StageError if the *model* in the file *name* is compiled or quantized, see :func:`refuse_unless_float`."""
+    if model.is_compiled:
+        raise StageError(
+            f"{name} is a compiled model: its EPContext nodes hold an execution provider's own binary, which cannot be"
+            f" {done}.",
+            advice="Use the ONNX model that it was compiled from.",
+        )
+    if model.is_quantized and not (weight_only_too and model.is_weight_only):
+        raise StageError(f"{name} is quantized already and cannot be {done} again.", advice="Use the float32 model.")
+
+
 def refuse_unless_float(source: Path, done: str, *, weight_only_too: bool = False) -> None:
     """Raise StageError unless the model *source* is in float32, so that it can be *done* (such as "quantized").
 
@@ -88,16 +100,7 @@ def refuse_unless_float(source: Path, done: str, *, weight_only_too: bool = Fals
     change.
     """
     model = inspect_model(source)
-    if model.is_compiled:
-        raise StageError(
-            f"{source.name} is a compiled model: its EPContext nodes hold an execution provider's own binary, which"
-            f" cannot be {done}.",
-            advice="Use the ONNX model that it was compiled from.",
-        )
-    if model.is_quantized and not (weight_only_too and model.is_weight_only):
-        raise StageError(
-            f"{source.name} is quantized already and cannot be {done} again.", advice="Use the float32 model."
-        )
+    refuse_finished(source.name, model, done, weight_only_too=weight_only_too)
     dtypes = {*model.tensor_bytes, *(spec.dtype for spec in (*model.inputs, *model.outputs))}
     half = [dtype for dtype in _HALF_TYPES if dtype in dtypes]
     if half:

@@ -16,44 +16,6 @@ from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
 from winml_dag.stages.export.architectures import Architecture, architecture
 
-# Suffixes of transformers' class names, with the task that models of such a class are trained for.
-_TASK_BY_HEAD = {
-    "ForAudioClassification": "audio-classification",
-    "ForAudioFrameClassification": "audio-frame-classification",
-    "ForCTC": "automatic-speech-recognition",
-    "ForCausalLM": "text-generation",
-    "ForDepthEstimation": "depth-estimation",
-    "ForDocumentQuestionAnswering": "document-question-answering",
-    "ForImageClassification": "image-classification",
-    "ForImageClassificationWithTeacher": "image-classification",
-    "ForImageSuperResolution": "image-to-image",
-    "ForInstanceSegmentation": "image-segmentation",
-    "ForKeypointDetection": "keypoint-detection",
-    "ForMaskedImageModeling": "masked-im",
-    "ForMaskedLM": "fill-mask",
-    "ForMultipleChoice": "multiple-choice",
-    "ForNextSentencePrediction": "next-sentence-prediction",
-    "ForObjectDetection": "object-detection",
-    "ForPoseEstimation": "keypoint-detection",
-    "ForQuestionAnswering": "question-answering",
-    "ForSegmentation": "image-segmentation",
-    "ForSemanticSegmentation": "image-segmentation",
-    "ForSequenceClassification": "text-classification",
-    "ForSpeechClassification": "audio-classification",
-    "ForTokenClassification": "token-classification",
-    "ForUniversalSegmentation": "image-segmentation",
-    "ForVideoClassification": "video-classification",
-    "ForVisionClassification": "image-classification",
-    "ForVisualQuestionAnswering": "visual-question-answering",
-    "ForXVector": "audio-xvector",
-    "ForZeroShotObjectDetection": "zero-shot-object-detection",
-    "LMHeadModel": "text-generation",
-    "SpeechEncoderDecoderModel": "automatic-speech-recognition",
-    "VisionEncoderDecoderModel": "image-to-text",
-    "EncoderDecoderModel": "text2text-generation",
-    "MTModel": "translation",
-}
-
 # Models for which the same head has another task.
 _SOUND_KEYS = ("conv_dim", "num_mel_bins", "feature_projection_input_dim")
 _OF_SOUND = {"text-classification": "audio-classification"}
@@ -220,6 +182,26 @@ TASKS = {
         ),
     )
 }
+# The task by the suffix of transformers' class names: what follows AutoModel in the first class of the first such task,
+# and others.
+_TASK_BY_HEAD = {
+    **{task.auto_classes[0].removeprefix("AutoModel"): task.name for task in reversed(TASKS.values())},
+    "ForImageClassificationWithTeacher": "image-classification",
+    "ForImageSuperResolution": "image-to-image",
+    "ForInstanceSegmentation": "image-segmentation",
+    "ForPoseEstimation": "keypoint-detection",
+    "ForSegmentation": "image-segmentation",
+    "ForSpeechClassification": "audio-classification",
+    "ForUniversalSegmentation": "image-segmentation",
+    "ForVisionClassification": "image-classification",
+    "ForXVector": "audio-xvector",
+    "LMHeadModel": "text-generation",
+    "SpeechEncoderDecoderModel": "automatic-speech-recognition",
+    "VisionEncoderDecoderModel": "image-to-text",
+    "EncoderDecoderModel": "text2text-generation",
+    "MTModel": "translation",
+}
+del _TASK_BY_HEAD[""]  # a model without a head
 _BY_ANY_NAME = {name: task for task in TASKS.values() for name in (task.name, *task.also)}
 
 

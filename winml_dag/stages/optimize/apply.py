@@ -19,6 +19,7 @@ from winml_dag.onnxmodel.files import load_model, save_model
 from winml_dag.onnxmodel.inspect import ModelSummary, inspect_model
 from winml_dag.onnxmodel.metadata import canonicalise, carry_metadata, carry_tags, tag_of
 from winml_dag.recipe.capabilities import CATALOG
+from winml_dag.stages.float_model import refuse_finished
 from winml_dag.stages.optimize import WHOLE, Discovered, OptimizeConfig, OptimizeTarget, Selection, select
 from winml_dag.stages.optimize.levels import IN_HALF_PRECISION, HalfPrecisionError, run_alone, to_portable_level
 
@@ -56,7 +57,8 @@ def run(config: OptimizeConfig, workspace: Workspace) -> JsonObject:
     target = OptimizeTarget(config.target.standard_domain_only or discovered.standard_domain_only)
     source = workspace.input_file("model", ".onnx")
     before = inspect_model(source)
-    refuse_unfit(source.name, before)
+    # onnxruntime would turn QDQ groups into QLinear operators, which compilers for NPUs do not support.
+    refuse_finished(source.name, before, "optimized")
     try:
         to_portable_level(source, _PORTABLE_FILE, without=chosen.without | chosen.waiting)
     except HalfPrecisionError:
@@ -75,22 +77,6 @@ def run(config: OptimizeConfig, workspace: Workspace) -> JsonObject:
         "left": dict(made.left),
         "tagged_nodes": tagged,
     }
-
-
-def refuse_unfit(name: str, model: ModelSummary) -> None:
-    """Raise StageError if the *model* in the file *name* is compiled or quantized."""
-    if model.is_compiled:
-        raise StageError(
-            f"{name} is a compiled model: its EPContext nodes hold an execution provider's own binary, in which "
-            "there is no graph left to optimize.",
-            advice="Use the ONNX model that it was compiled from.",
-        )
-    if model.is_quantized:
-        # onnxruntime would turn QDQ groups into QLinear operators, which compilers for NPUs do not support.
-        raise StageError(
-            f"{name} is quantized already, and optimizing it would take its quantization apart.",
-            advice="Optimize the float32 model, or set skip_optimize.",
-        )
 
 
 def _chosen(config: OptimizeConfig, discovered: Discovered) -> Selection:

@@ -18,8 +18,9 @@ from onnx import NodeProto
 from winml_dag.onnxmodel.inspect import inspect_model
 from winml_dag.onnxmodel.protos import nodes_of
 from winml_dag.recipe.capabilities import CATALOG
+from winml_dag.stages.float_model import refuse_finished
 from winml_dag.stages.optimize import OptimizeTarget, Selection, select
-from winml_dag.stages.optimize.apply import apply_capabilities, refuse_unfit
+from winml_dag.stages.optimize.apply import apply_capabilities
 from winml_dag.stages.optimize.levels import run_alone, to_portable_level
 
 
@@ -63,7 +64,7 @@ def changes(source: Path, names: Sequence[str], target: OptimizeTarget, folder: 
     Raises:
         StageError: the model cannot be optimized.
     """
-    refuse_unfit(source.name, inspect_model(source))
+    refuse_finished(source.name, inspect_model(source), "optimized")
     bases: dict[frozenset[str], Path] = {}
 
     def base(without: frozenset[str]) -> Path:

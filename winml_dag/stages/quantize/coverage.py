@@ -11,7 +11,7 @@ from typing import TypeAlias
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from winml_dag.canonical import JsonObject
-from winml_dag.onnxmodel.graph import QDQ, dtype_name
+from winml_dag.onnxmodel.graph import INTEGER_OPERATORS, QDQ, dtype_name
 from winml_dag.onnxmodel.protos import attributes_of, graphs_inside, graphs_of, nodes_of
 from winml_dag.stages.float_model import NOT_COMPUTING, compute_nodes, compute_nodes_inside, float_values
 from winml_dag.stages.quantize.selection import identity
@@ -20,18 +20,7 @@ from winml_dag.stages.quantize.selection import identity
 INSIDE = "inside of {}, which static quantization does not reach"
 
 # Operators on integer weights that onnxruntime's tools insert.
-_INTEGER_OPS = frozenset(
-    {
-        "MatMulInteger",
-        "ConvInteger",
-        "DynamicQuantizeLSTM",
-        "QAttention",
-        "QEmbedLayerNormalization",
-        "DequantizeLinear",
-        "MatMulNBits",
-        "GatherBlockQuantized",
-    }
-)
+_ON_WEIGHTS = INTEGER_OPERATORS - {"QuantizeLinear"}
 _BYTES = (TensorProto.UINT8, TensorProto.INT8)
 
 # Number of data inputs for operators whose other inputs are parameters (bounds, scales, statistics) that stay in float.
@@ -162,7 +151,7 @@ def _made_of_integers(
         node = pending.pop()
         if node is None or node == original:
             continue
-        if node.op_type in _INTEGER_OPS:
+        if node.op_type in _ON_WEIGHTS:
             return True
         pending.extend(makers.get(name) for name in node.input if name not in known)
     return False
@@ -189,7 +178,7 @@ def replaced_types(graph: GraphProto) -> Counter[str]:
     for node in nodes_of(graph):
         if node.op_type == "MatMulNBits":
             weights[f"uint{attributes_of(node)['bits']}"] += 1
-        elif node.op_type in _INTEGER_OPS:
+        elif node.op_type in _ON_WEIGHTS:
             # After its two weights, LSTM has zero points, one for each channel.
             inputs = node.input[:3] if node.op_type == "DynamicQuantizeLSTM" else node.input
             found = [constants[name] for name in inputs if name in constants and len(constants[name].dims) > 1]
