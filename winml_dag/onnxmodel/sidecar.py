@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from winml_dag.errors import InputError
 from winml_dag.onnxmodel.graphfile import BYTES, File, MalformedError, fields, read_attribute
@@ -62,9 +62,6 @@ _INSIDE: Mapping[str, Mapping[int, str]] = {
     "binary": {},  # the attribute of an EPContext node with the name of its file
 }
 
-# New bytes, or start and end of those of the source.
-_Piece: TypeAlias = bytes | tuple[int, int]
-
 
 def write_renamed(source: Path, destination: Path, names: Mapping[str, str]) -> None:
     """Write the model *source* to *destination* with references to each file of *names* under its new name.
@@ -78,14 +75,7 @@ def write_renamed(source: Path, destination: Path, names: Mapping[str, str]) -> 
     try:
         with source.open("rb") as handle:
             file = File(handle)
-            pieces = _Renaming(file, source, names).content("model", 0, file.size)
-            with destination.open("wb") as output:
-                for piece in pieces or [(0, file.size)]:
-                    if isinstance(piece, bytes):
-                        output.write(piece)
-                        continue
-                    for position in range(*piece, _CHUNK):
-                        output.write(file.read(position, min(position + _CHUNK, piece[1])))
+            destination.write_bytes(_Renaming(file, source, names).content("model", 0, file.size))
     except (MalformedError, UnicodeDecodeError, IndexError) as error:
         raise InputError(f"{source} is not an ONNX model, or is cut short or damaged.") from error
 
@@ -96,36 +86,32 @@ class _Renaming:
     model: Path
     names: Mapping[str, str]
 
-    def content(self, kind: str, start: int, end: int) -> list[_Piece]:
-        """Return the pieces of a message of *kind*; none if nothing in it changes."""
-        pieces: list[_Piece] = []
-        copied = start
+    def content(self, kind: str, start: int, end: int) -> bytes:
+        """Return the new content of a message of *kind*."""
+        pieces, copied = [], start
         for first, last, new in self._changes(kind, start, end):
             length = _varint(last - first)
             # A length with more bytes than necessary, which no tool writes, would start at an unknown position.
             if self.file.read(first - len(length), first) != length:
                 raise MalformedError
-            pieces += [(copied, first - len(length)), _varint(sum(map(_size, new))), *new]
+            pieces += [self.file.read(copied, first - len(length)), _varint(len(new)), new]
             copied = last
-        return [*pieces, (copied, end)] if pieces else []
+        return b"".join([*pieces, self.file.read(copied, end)])
 
-    def _changes(self, kind: str, start: int, end: int) -> Iterator[tuple[int, int, list[_Piece]]]:
-        """Yield start and end of the content of each field that changes, and the pieces of the new content."""
+    def _changes(self, kind: str, start: int, end: int) -> Iterator[tuple[int, int, bytes]]:
+        """Yield start and end of the content of each field that may change, and its new content."""
         found = [(number, first, last) for number, wire, first, last in fields(self.file, start, end) if wire == BYTES]
         is_location = kind == "entry" and any(n == 1 and self.file.text(*at) == "location" for n, *at in found)
         is_context = kind == "node" and self._has_binary_beside(found)
         for number, first, last in found:
             inside = _INSIDE[kind].get(number)
-            new: list[_Piece] = []
             if (kind == "binary" and number == 4 and last > first) or (is_location and number == 2):
-                name = self.names.get(sidecar_name(self.model, self.file.text(first, last)))
-                new = [] if name is None else [name.encode()]
+                text = self.file.text(first, last)
+                yield first, last, self.names.get(sidecar_name(self.model, text), text).encode()
             elif is_context and number == 5 and read_attribute(self.file, first, last).name == "ep_cache_context":
-                new = self.content("binary", first, last)
+                yield first, last, self.content("binary", first, last)
             elif inside is not None:
-                new = self.content(inside, first, last)
-            if new:
-                yield first, last, new
+                yield first, last, self.content(inside, first, last)
 
     def _has_binary_beside(self, found: Sequence[tuple[int, int, int]]) -> bool:
         """Whether the fields *found* are those of an EPContext node whose binary is in a file."""
@@ -133,10 +119,6 @@ class _Renaming:
             return False
         attributes = [read_attribute(self.file, first, last) for number, first, last in found if number == 5]
         return any(attribute.name == "embed_mode" and attribute.integer == 0 for attribute in attributes)
-
-
-def _size(piece: _Piece) -> int:
-    return len(piece) if isinstance(piece, bytes) else piece[1] - piece[0]
 
 
 def _varint(value: int) -> bytes:
