@@ -14,7 +14,7 @@ from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.compare import class_scores
 from winml_dag.onnxmodel.feeds import InputSpec
 from winml_dag.onnxmodel.inspect import TensorSpec
-from winml_dag.stages.evaluate import EvaluateFields
+from winml_dag.stages.evaluate import TASKS, EvaluateFields
 from winml_dag.stages.evaluate.metrics import Metric
 from winml_dag.stages.samples.processor import Processor
 from winml_dag.stages.samples.samples import Array, Feed
@@ -95,6 +95,18 @@ class Given:
 
     def files(self) -> list[Path]:
         return sorted(path for path in self.data.rglob("*") if path.is_file())
+
+    def column_of(self, role: str, there: Sequence[str]) -> str:
+        """Return which of the columns *there* has *role* in the task. Raises StageError if there is none."""
+        mapping, task = self.fields.columns_mapping, str(self.fields.task)
+        usual = (mapping[role],) if role in mapping else TASKS[task][role]
+        if (column := next((name for name in usual if name in there), None)) is None:
+            raise StageError(
+                f"The data has no column {' or '.join(usual)}, and {task} needs one ({role}); it has: "
+                f"{', '.join(there)}.",
+                advice=f"Set eval.dataset.columns_mapping (--column {role}=COLUMN).",
+            )
+        return column
 
     def scores(self) -> TensorSpec:
         """Return the output with class scores: the one called logits, else the first one."""

@@ -69,12 +69,10 @@ class Classification(Task):
 
     def _rows(self) -> tuple[Samples, _Labels]:
         given, columns = self.given, read_tables(self._files).columns
-        column = _label_column(given, columns)
+        column = given.column_of(_LABEL, columns)
 
         def labels(numbers: Sequence[int]) -> Iterator[tuple[str, Any]]:
             for number, row in chosen_rows(read_tables(self._files), numbers, [column]):
-                if row[column] is None or row[column] == "":
-                    raise StageError(f"Column {column!r} has no value in row {number}.", advice="Remove it.")
                 yield f"row {number}", row[column]
 
         return read_samples(given.data, given.inputs, given.processor.folder, _inputs_from(given, columns)), labels
@@ -86,7 +84,7 @@ class Classification(Task):
                 f"{self._files[0].name} has no labels: of arrays, only one .npz file can have them.",
                 advice="Save all arrays and one of labels in one file: numpy.savez(FILE, INPUT=..., label=...).",
             )
-        samples, read = labelled_npz(self._files[0], given.inputs, lambda names: _label_column(given, names))
+        samples, read = labelled_npz(self._files[0], given.inputs, lambda names: given.column_of(_LABEL, names))
         return samples, lambda numbers: (
             (f"sample {number}", label) for number, label in zip(numbers, read(numbers), strict=True)
         )
@@ -100,18 +98,6 @@ class Classification(Task):
                     advice="Put the images of each class into a folder of its own, or give a table.",
                 )
             yield f"the image {file.as_posix()}", file.parent.name
-
-
-def _label_column(given: Given, columns: Sequence[str]) -> str:
-    said = given.fields.columns_mapping
-    usual = (said[_LABEL],) if _LABEL in said else TASKS[str(given.fields.task)][_LABEL]
-    found = next((name for name in usual if name in columns), None)
-    if found is None:
-        raise StageError(
-            f"The data has no column {' or '.join(usual)} with the class; it has: {', '.join(columns)}.",
-            advice="Set eval.dataset.columns_mapping (--column label=COLUMN).",
-        )
-    return found
 
 
 def _inputs_from(given: Given, columns: Sequence[str]) -> Mapping[str, str]:

@@ -47,38 +47,18 @@ class RowTask(Task):
                 advice="Give CSV, JSON lines or parquet with the columns " + ", ".join(TASKS[task]) + ".",
             )
         self._table = read_tables(files)
-        self._columns = dict(_columns(self._table.columns, task, given.fields.columns_mapping))
+        if unknown := sorted(given.fields.columns_mapping.keys() - TASKS[task].keys()):
+            raise StageError(
+                f"eval.dataset.columns_mapping: {task} has nothing called {unknown[0]!r}.",
+                advice=f"It has: {', '.join(TASKS[task])}.",
+            )
+        self._columns = {role: given.column_of(role, self._table.columns) for role in TASKS[task]}
         self.count = self._table.count
 
     def _rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Yield the chosen rows: the words for each in messages, and its values by role.
-
-        Raises StageError if a value is missing, or a file cannot be read.
-        """
+        """Yield the chosen rows: the words for each in messages, and its values by role."""
         for number, row in chosen_rows(self._table, self.chosen, sorted(set(self._columns.values()))):
-            for column in self._columns.values():
-                if row[column] is None:
-                    raise StageError(f"Column {column!r} has no value in row {number}.", advice="Remove that row.")
             yield f"row {number}", {role: row[column] for role, column in self._columns.items()}
-
-
-def _columns(there: Sequence[str], task: str, mapping: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    wanted = TASKS[task]
-    if unknown := sorted(mapping.keys() - wanted.keys()):
-        raise StageError(
-            f"eval.dataset.columns_mapping: {task} has nothing called {unknown[0]!r}.",
-            advice=f"It has: {', '.join(wanted)}.",
-        )
-    for role, names in wanted.items():
-        usual = (mapping[role],) if role in mapping else names
-        column = next((name for name in usual if name in there), None)
-        if column is None:
-            raise StageError(
-                f"The data has no column {' or '.join(usual)}, and {task} needs one ({role}); it has: "
-                f"{', '.join(there)}.",
-                advice=f"Set eval.dataset.columns_mapping (--column {role}=COLUMN).",
-            )
-        yield role, column
 
 
 # Similarity of two texts: the cosine of their embeddings, compared with human scores.

@@ -36,8 +36,6 @@ def dataset_samples(files: Sequence[Path], processor: Processor, mapping: Mappin
     def read(numbers: Sequence[int]) -> Iterator[Feed]:
         for number, row in chosen_rows(table, numbers, columns):
             where = f"the text {row['text'][:40]!r}" if is_text else f"row {number}"
-            if lacking := next((column for column in columns if row[column] is None), None):
-                raise StageError(f"Column {lacking!r} of the data has no value in {where}.", advice="Remove that row.")
             yield processor.feed({role: row[column] for role, column in roles.items()}, where)
 
     return Samples("text" if is_text else "dataset", range(table.count), read)

@@ -56,11 +56,20 @@ def read_tables(files: Sequence[Path]) -> Table:
 
 
 def chosen_rows(table: Table, numbers: Sequence[int], columns: Sequence[str]) -> Iterator[tuple[int, Row]]:
-    """Yield the rows of these ascending *numbers*, each with its number."""
-    if numbers:
-        wanted = set(numbers)
-        rows = enumerate(table.rows(numbers[0], columns), start=numbers[0])
-        yield from ((at, row) for at, row in islice(rows, numbers[-1] - numbers[0] + 1) if at in wanted)
+    """Yield the rows of these ascending *numbers*, each with its number.
+
+    Raises:
+        StageError: a row has no value in one of *columns*, or a file cannot be read.
+    """
+    if not numbers:
+        return
+    wanted = set(numbers)
+    rows = enumerate(table.rows(numbers[0], columns), start=numbers[0])
+    for at, row in islice(rows, numbers[-1] - numbers[0] + 1):
+        if at in wanted:
+            if lacking := next((column for column in columns if row[column] is None), None):
+                raise StageError(f"Column {lacking!r} has no value in row {at} of the data.", advice="Remove that row.")
+            yield at, row
 
 
 def _table(file: Path) -> Table:
