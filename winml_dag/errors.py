@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -35,6 +36,15 @@ class WinmlDagError(Exception):
 
 class StageError(WinmlDagError):
     """A stage failed: raised inside of it, reported with its log."""
+
+
+@contextmanager
+def stage_errors_of(place: str) -> Iterator[None]:
+    """Begin the messages of StageErrors with the *place* that they are about."""
+    try:
+        yield
+    except StageError as error:
+        raise StageError(f"{place}: {error.message}", advice=error.advice) from error
 
 
 class MeasuredError(StageError):

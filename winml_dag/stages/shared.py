@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import InputSlot, Stage, Workspace
-from winml_dag.errors import StageError
+from winml_dag.errors import StageError, stage_errors_of
 from winml_dag.onnxmodel.sidecar import SHARED
 from winml_dag.stages import artifact_types
 from winml_dag.stages.compile import COMPILE, OPTION_FILES, SINGLE_MODEL, CompileConfig
@@ -56,10 +54,12 @@ def run(config: CompileConfig, workspace: Workspace) -> JsonObject:
     fields = config.compile
     target = target_of(fields.execution_provider, fields.device)
     names = sorted((name for name in workspace.inputs if name.startswith("model_")), key=lambda name: int(name[6:]))
+    # Their names are not known here.
+    places = {name: f"Model {number} of {len(names)}" for number, name in enumerate(names, start=1)}
     # Each in its own folder, because names of data files may be the same.
     models = []
     for name in names:
-        with _told_of(name, names):
+        with stage_errors_of(places[name]):
             models.append(place_model(workspace.input_file(name, ".onnx"), target.ep, Path(name)))
     outputs = [workspace.outputs["model"] / f"{name}.onnx" for name in names]
     # One object for all: with one object each, every model got its own binary.
@@ -70,7 +70,7 @@ def run(config: CompileConfig, workspace: Workspace) -> JsonObject:
         if output is outputs[-1]:
             # Only now is the binary written, which the previous models already refer to.
             settings.add_session_config_entry("ep.stop_share_ep_contexts", "1")
-        with _told_of(name, names):
+        with stage_errors_of(places[name]):
             compile_with(fields.compiler, settings, model, output, target.ep, embed=False)
     seconds = round(time.monotonic() - started, 3)
     binaries = {context.sidecar for output in outputs for context in inspect_model(output).ep_context}
@@ -90,16 +90,6 @@ def run(config: CompileConfig, workspace: Workspace) -> JsonObject:
         "models": compiled,
         "compile_time_seconds": seconds,
     }
-
-
-@contextmanager
-def _told_of(name: str, names: Sequence[str]) -> Iterator[None]:
-    """Prefix errors with the model's position among the given ones; its name is not known here."""
-    try:
-        yield
-    except StageError as error:
-        place = f"Model {names.index(name) + 1} of {len(names)}"
-        raise StageError(f"{place}: {error.message}", advice=error.advice) from error
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ from optimize_samples import graph
 
 from winml_dag.errors import StageError
 from winml_dag.stages.evaluate import metrics
-from winml_dag.stages.evaluate.cases import Labels, chosen_numbers
+from winml_dag.stages.evaluate.cases import Labels
+from winml_dag.stages.samples.samples import chosen_numbers
 
 CHANCE = random.Random(0)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from winml_dag.onnxmodel.inspect import TensorSpec
 from winml_dag.stages.evaluate import TASKS, EvaluateFields
 from winml_dag.stages.evaluate.metrics import Metric
 from winml_dag.stages.samples.processor import Processor
-from winml_dag.stages.samples.samples import Array, Feed
+from winml_dag.stages.samples.samples import Array, Feed, chosen_numbers
 
 _MAP = "Set eval.dataset.label_mapping (--label-mapping), such as {positive: 1}: a label of the data -> the class."
 _MOST_NAMES = 12
@@ -172,10 +171,3 @@ class Task:
 
     def cases(self) -> Iterator[Case]:
         raise NotImplementedError
-
-
-def chosen_numbers(count: int, most: int, seed: int | None) -> Sequence[int]:
-    """Return *most* of *count* numbers, ascending: the first ones, or a random selection with *seed*."""
-    if seed is None or most >= count:
-        return range(min(most, count))
-    return sorted(random.Random(seed).sample(range(count), most))

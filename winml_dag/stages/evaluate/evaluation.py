@@ -19,7 +19,7 @@ from winml_dag.onnxmodel.compare import class_scores
 from winml_dag.onnxmodel.feeds import InputSpec, inputs_of_both, model_inputs
 from winml_dag.onnxmodel.inspect import TensorSpec, inspect_model
 from winml_dag.stages.evaluate import REPORT_FILE, EvaluateConfig, EvaluateFields
-from winml_dag.stages.evaluate.cases import Given, Labels, Task, chosen_numbers
+from winml_dag.stages.evaluate.cases import Given, Labels, Task
 from winml_dag.stages.evaluate.classes import Classification
 from winml_dag.stages.evaluate.metrics import Metric, Outcomes, difference, estimate
 from winml_dag.stages.evaluate.rows import FeatureSimilarity, QuestionAnswering, TokenClassification
@@ -28,7 +28,7 @@ from winml_dag.stages.pair import Batching, Pair
 from winml_dag.stages.samples import Columns
 from winml_dag.stages.samples.processor import Processor
 from winml_dag.stages.samples.read import samples_of
-from winml_dag.stages.samples.samples import Feed, random_samples
+from winml_dag.stages.samples.samples import Feed, chosen_numbers, random_samples
 
 if TYPE_CHECKING:
     import onnxruntime

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from winml_dag.engine.stage import Workspace
-from winml_dag.errors import StageError
+from winml_dag.errors import StageError, stage_errors_of
 from winml_dag.onnxmodel.feeds import InputSpec
 from winml_dag.stages.quality import RANDOM
 from winml_dag.stages.ranges import Provenance, Ranges
@@ -126,11 +125,11 @@ def samples_to_validate(
     """
     if workspace.has("input_data"):
         source = "validate.input_data"
-        with _named(source):
+        with stage_errors_of(source):
             given = samples_of(workspace, inputs, columns, slot="input_data")
 
         def read(numbers: Sequence[int]) -> Iterator[Feed]:
-            with _named(source):
+            with stage_errors_of(source):
                 yield from given.read(numbers)
 
         samples = Samples(given.kind, given.numbers[:count], read)
@@ -143,15 +142,6 @@ def samples_to_validate(
         samples, source = random_samples(inputs, count, seed, "uniform", purpose="validate"), "validate.seed"
     ranges = Ranges.read(workspace.input_file("ranges", ".json")) if workspace.has("ranges") else None
     return ValidationSamples(Fed(samples), source, calibrated, None if ranges is None else ranges.provenance)
-
-
-@contextmanager
-def _named(field: str) -> Iterator[None]:
-    """Prefix messages about data with the *field* that it comes from."""
-    try:
-        yield
-    except StageError as error:
-        raise StageError(f"{field}: {error.message}", advice=error.advice) from error
 
 
 def read_samples(

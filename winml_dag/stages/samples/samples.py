@@ -51,11 +51,8 @@ class Samples:
 
     def to_calibrate(self, count: int, keep_back: int, seed: int | None = None) -> Samples:
         """Return *count* samples after *keep_back* are held out for validation: the first, or a selection by *seed*."""
-        left = self.numbers[: self.count - self._kept_back(keep_back)]
-        if seed is None or count >= len(left):
-            return self.choose(left[:count])
-        # Ascending, because files are read from front to back, and the result does not depend on the order.
-        return self.choose(sorted(random.Random(seed).sample(left, count)))
+        left = self.count - self._kept_back(keep_back)
+        return self.choose([self.numbers[at] for at in chosen_numbers(left, count, seed)])
 
     def held_out(self, keep_back: int) -> Samples:
         """Return the samples that :meth:`to_calibrate` holds out; the only sample if there is no other."""
@@ -63,6 +60,16 @@ class Samples:
 
     def _kept_back(self, wanted: int) -> int:
         return min(wanted, self.count // 2)
+
+
+def chosen_numbers(count: int, most: int, seed: int | None) -> Sequence[int]:
+    """Return *most* of *count* numbers: the first ones, or a random selection with *seed*.
+
+    They are ascending, because files are read from front to back.
+    """
+    if seed is None or most >= count:
+        return range(min(most, count))
+    return sorted(random.Random(seed).sample(range(count), most))
 
 
 def random_samples(inputs: Sequence[InputSpec], count: int, seed: int, distribution: str, purpose: str = "") -> Samples:
