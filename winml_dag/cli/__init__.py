@@ -76,7 +76,10 @@ _document = _Document()
 
 
 def set_result(value: Mapping[str, object]) -> None:
-    """Set the command's own fields of the JSON object that is printed to stdout when the command ends."""
+    """Set the command's own fields of the JSON object that is printed to stdout when the command ends.
+
+    Paths in it are printed as text.
+    """
     _document.fields.update(value)
 
 
@@ -303,7 +306,7 @@ def _print_document(code: int, error: str | None = None) -> None:
     head = {"command": " ".join(_document.command), "exit_code": code, "error": error, "warnings": []}
     value: dict[str, Any] = {**head, **_document.fields}
     value["warnings"] = [*dict.fromkeys((*value["warnings"], *_document.warnings))]
-    echo(json.dumps(value))
+    echo(json.dumps(value, default=str))
 
 
 def _hear_signals() -> None:

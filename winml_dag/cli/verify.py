@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.cli import show
 from winml_dag.cli.command import FILE, Command
 from winml_dag.cli.options import format_option
@@ -44,11 +44,17 @@ def command(*, path: Path, against: Path | None) -> int:
         from winml_dag.report.provenance.against import check_against
 
         checked = check_against(path, against)
-        is_intact, lines, folders = checked.is_intact, _against_lines(checked), [_against_json(checked)]
+        is_intact, lines = checked.is_intact, _against_lines(checked)
+        head = {"folder": checked.folder, "document": checked.document, "format": checked.format, "sound": is_intact}
+        folders = [{**head, **asdict(checked)}]
     else:
         found = verify(path)
         is_intact = all(verification.is_intact for verification in found)
-        lines, folders = _lines(found), [_json(verification) for verification in found]
+        lines = _lines(found)
+        folders = [
+            {"folder": each.manifest.parent, "manifest": each.manifest, "sound": each.is_intact, **asdict(each)}
+            for each in found
+        ]
     show({"sound": is_intact, "folders": folders, "errors": []}, lines)
     return 0 if is_intact else 1
 
@@ -63,18 +69,6 @@ def _against_lines(found: Against) -> Iterator[str]:
     yield f"{state}: {found.folder}, {of} as {found.document} ({found.format}) has them."
 
 
-def _against_json(found: Against) -> JsonObject:
-    return {
-        "folder": str(found.folder),
-        "document": str(found.document),
-        "format": found.format,
-        "sound": found.is_intact,
-        "files": _files_json(found.files),
-        "left_out": found.left_out,
-        "extra": found.extra,
-    }
-
-
 def _lines(found: Sequence[Verification]) -> Iterator[str]:
     for verification in found:
         folder = verification.manifest.parent
@@ -84,7 +78,7 @@ def _lines(found: Sequence[Verification]) -> Iterator[str]:
             yield f"unfinished: a build is writing to {folder}, or was killed; build again to finish it"
         yield from _named("not of the build", verification.extra, folder)
         intact = [file for file in verification.files if file.found is Found.INTACT]
-        size = size_text(sum(file.size for file in intact))
+        size = size_text(sum(file.size_bytes for file in intact))
         state = "Intact" if verification.is_intact else "Not intact"
         yield f"{state}: {folder}, {len(intact)} of {counted(len(verification.files), 'file')} as built, {size} read."
 
@@ -92,7 +86,7 @@ def _lines(found: Sequence[Verification]) -> Iterator[str]:
 def _faults(files: Sequence[FileCheck]) -> Iterator[str]:
     for file in files:
         if file.found is not Found.INTACT:
-            what = f"{file.found}, an intermediate" if file.is_intermediate else file.found
+            what = f"{file.found}, an intermediate" if file.intermediate else file.found
             yield f"{what}: {file.path}{f' ({file.detail})' if file.detail else ''}"
 
 
@@ -100,28 +94,3 @@ def _named(what: str, names: Sequence[str], folder: Path) -> Iterator[str]:
     yield from (f"{what}: {folder / name}" for name in names[:_MOST_EXTRA])
     if len(names) > _MOST_EXTRA:
         yield f"{what}: {len(names) - _MOST_EXTRA} more files"
-
-
-def _files_json(files: Sequence[FileCheck]) -> list[JsonValue]:
-    return [
-        {
-            "path": str(file.path),
-            "found": str(file.found),
-            "intermediate": file.is_intermediate,
-            "size_bytes": file.size,
-            "detail": file.detail or None,
-        }
-        for file in files
-    ]
-
-
-def _json(verification: Verification) -> JsonObject:
-    return {
-        "folder": str(verification.manifest.parent),
-        "manifest": str(verification.manifest),
-        "sound": verification.is_intact,
-        "files": _files_json(verification.files),
-        "extra": verification.extra,
-        "contradictions": verification.contradictions,
-        "unfinished": verification.unfinished,
-    }

@@ -47,20 +47,20 @@ class Found(StrEnum):
 
 @dataclass(frozen=True)
 class FileCheck:
-    """One file of the manifest. ``detail`` describes the difference; ``size`` is the expected size in bytes.
+    """One file of the manifest. ``detail`` describes the difference; ``size_bytes`` is the expected size.
 
-    ``is_intermediate``: the file is not shipped, so it may have been deleted or changed.
+    ``intermediate``: the file is not shipped, so it may have been deleted or changed.
     """
 
     path: Path
     found: Found
-    size: int
-    detail: str = ""
-    is_intermediate: bool = False
+    intermediate: bool = False
+    size_bytes: int = 0
+    detail: str | None = None
 
     @property
     def is_fault(self) -> bool:
-        return self.found is not Found.INTACT and not self.is_intermediate
+        return self.found is not Found.INTACT and not self.intermediate
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def _verify_folder(folder: Path) -> Verification:
     manifest = load_manifest(folder)
     unshipped = intermediates(manifest.build)
     checks = [
-        replace(check_file(folder / entry.name, entry), is_intermediate=entry.name in unshipped)
+        replace(check_file(folder / entry.name, entry), intermediate=entry.name in unshipped)
         for entry in manifest.files
     ]
     if (placed_in := recipe_folder(folder, manifest)) is not None:
@@ -173,20 +173,20 @@ def check_file(path: Path, entry: FileEntry) -> FileCheck:
     """Read *path*, in chunks if it is large, and compare it with *entry*."""
     try:
         if path.is_symlink():
-            return FileCheck(path, Found.CHANGED, entry.size, "a link is in its place")
+            return FileCheck(path, Found.CHANGED, size_bytes=entry.size, detail="a link is in its place")
         size = path.stat().st_size
         if not path.is_file():
-            return FileCheck(path, Found.CHANGED, entry.size, "no file is in its place")
+            return FileCheck(path, Found.CHANGED, size_bytes=entry.size, detail="no file is in its place")
         if size != entry.size:
-            return FileCheck(path, Found.CHANGED, entry.size, f"{size} bytes instead of {entry.size}")
+            return FileCheck(path, Found.CHANGED, size_bytes=entry.size, detail=f"{size} bytes instead of {entry.size}")
         digest = digest_file(path, split_digest(entry.digest)[0])
     except FileNotFoundError:
-        return FileCheck(path, Found.MISSING, entry.size)
+        return FileCheck(path, Found.MISSING, size_bytes=entry.size)
     except OSError as error:
-        return FileCheck(path, Found.UNREADABLE, entry.size, error.strerror or str(error))
+        return FileCheck(path, Found.UNREADABLE, size_bytes=entry.size, detail=error.strerror or str(error))
     if digest != entry.digest:
-        return FileCheck(path, Found.CHANGED, entry.size, f"{digest} instead of {entry.digest}")
-    return FileCheck(path, Found.INTACT, entry.size)
+        return FileCheck(path, Found.CHANGED, size_bytes=entry.size, detail=f"{digest} instead of {entry.digest}")
+    return FileCheck(path, Found.INTACT, size_bytes=entry.size)
 
 
 def _check_settings(path: Path, manifest: Manifest) -> FileCheck:
@@ -195,14 +195,14 @@ def _check_settings(path: Path, manifest: Manifest) -> FileCheck:
         data = read_bytes(path)
         found = config_hash(parse_json(data))
     except FileNotFoundError:
-        return FileCheck(path, Found.MISSING, 0)
+        return FileCheck(path, Found.MISSING)
     except OSError as error:
-        return FileCheck(path, Found.UNREADABLE, 0, error.strerror or str(error))
+        return FileCheck(path, Found.UNREADABLE, detail=error.strerror or str(error))
     except ValueError:
-        return FileCheck(path, Found.CHANGED, 0, "it is not JSON")
+        return FileCheck(path, Found.CHANGED, detail="it is not JSON")
     if found != manifest.build.config_hash:
-        return FileCheck(path, Found.CHANGED, len(data), "other settings than those of the build")
-    return FileCheck(path, Found.INTACT, len(data))
+        return FileCheck(path, Found.CHANGED, size_bytes=len(data), detail="other settings than those of the build")
+    return FileCheck(path, Found.INTACT, size_bytes=len(data))
 
 
 def _extra(folder: Path, manifest: Manifest) -> Iterator[str]:

@@ -145,7 +145,7 @@ def _check(folder: Path, file: HashedFile) -> FileCheck:
         root = None if manifest is None else recipe_folder(folder / file.placed, manifest)
     if root is None:
         where = f"it lies in the recipe's folder, and without {MANIFEST} nothing says where that is"
-        return FileCheck(folder / file.path, Found.MISSING, 0, where)
+        return FileCheck(folder / file.path, Found.MISSING, detail=where)
     path = root / file.path
     try:
         size = path.lstat().st_size
