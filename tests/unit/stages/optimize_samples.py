@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,7 @@ def optimize(
 
 def feeds(model: onnx.ModelProto, seed: int = 0) -> dict[str, NDArray[Any]]:
     """Return random inputs; unknown dimensions become 3, integers 0 or 1 with the second half of every row 0 (a
-    mask).
+    mask). A single one is 3, or true.
     """
     random = np.random.default_rng(seed)
     constants = {initializer.name for initializer in model.graph.initializer}
@@ -104,19 +104,29 @@ def feeds(model: onnx.ModelProto, seed: int = 0) -> dict[str, NDArray[Any]]:
         dtype = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
         if dtype.kind == "f":
             result[value.name] = random.normal(size=shape).astype(dtype)
+        elif dtype.kind == "O" or not shape:
+            result[value.name] = np.full(shape, "text" if dtype.kind == "O" else 3, dtype)
         else:
             result[value.name] = np.ones(shape, dtype)
             result[value.name][..., shape[-1] // 2 :] = 0
     return result
 
 
-def session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
-    return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+def session(model: onnx.ModelProto | Path, *, optimized: bool = True) -> onnxruntime.InferenceSession:
+    """Return a session of one thread; if it is not *optimized*, the nodes run as they are in the model."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    if not optimized:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.add_session_config_entry("session.disable_prepacking", "1")
+    content = model if isinstance(model, Path) else model.SerializeToString()
+    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
 
-def outputs(model: onnx.ModelProto, inputs: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
-    """Return the outputs of a session with default settings."""
-    return list(session(model).run(None, inputs))
+def outputs(
+    model: onnx.ModelProto | Path, inputs: Mapping[str, NDArray[Any]], *, optimized: bool = True
+) -> list[NDArray[Any]]:
+    return list(session(model, optimized=optimized).run(None, dict(inputs)))
 
 
 def assert_same_results(optimized: Optimized, *, tolerance: float = TOLERANCE) -> None:

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
-from optimize_samples import graph
+from optimize_samples import graph, outputs
 
 from winml_dag.engine.exchange import OnProgress, no_progress
 from winml_dag.engine.stage import Workspace
@@ -144,12 +143,24 @@ class Result:
         return [node.op_type for node in self.model.graph.node]
 
     def outputs(self, feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        return run_model(self.path, feed)
+        return outputs(self.path, feed)
 
 
-def run_model(path: Path, feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    return session.run(None, dict(feed))
+def types_around(graph: onnx.GraphProto) -> dict[str, set[int]]:
+    """Return the integer types of the activations that each node reads and writes."""
+    constants = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    read = {
+        node.output[0]: constants[node.input[2]]
+        for node in graph.node
+        if node.op_type == "DequantizeLinear" and node.input[0] not in constants
+    }
+    made = {node.input[0]: constants[node.input[2]] for node in graph.node if node.op_type == "QuantizeLinear"}
+    return {
+        node.name: {read[name] for name in node.input if name in read}
+        | {made[name] for name in node.output if name in made}
+        for node in graph.node
+        if "Linear" not in node.op_type
+    }
 
 
 def put(folder: Path, model: onnx.ModelProto) -> Path:

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
-from optimize_samples import graph
+from optimize_samples import graph, outputs
 
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
@@ -42,14 +41,6 @@ def shaped(**shapes: tuple[int | str, ...]) -> NormalizeConfig:
 
 
 RAISED = NormalizeConfig(raise_opset=True)
-
-
-def outputs(path: Path, **feeds: NDArray[Any]) -> list[Any]:
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 3
-    found: list[Any] = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"]).run(None, feeds)
-    return found
 
 
 def shapes_in(path: Path) -> dict[str, list[int | str]]:
@@ -82,7 +73,7 @@ def test_sizes_reach_values_and_outputs_even_through_computed_shapes(tmp_path: P
     known = shapes_in(path)
     assert (known["x"], known["r"], known["y"]) == ([2, 3, 4, 4], [2, 3, 4, 4], [2, 48])
     x = np.random.default_rng(0).normal(size=(2, 3, 4, 4)).astype(np.float32)
-    np.testing.assert_array_equal(outputs(path, x=x)[0], np.maximum(x, 0).reshape(2, 48))
+    np.testing.assert_array_equal(outputs(path, {"x": x}, optimized=False)[0], np.maximum(x, 0).reshape(2, 48))
 
 
 def test_some_dimensions_may_stay_open(tmp_path: Path) -> None:
@@ -150,7 +141,7 @@ def test_initializers_leave_the_inputs_and_the_format_is_new_enough(tmp_path: Pa
     assert [value.name for value in made.graph.input] == ["x"]
     assert made.ir_version >= 4
     x = np.ones((4, 4), np.float32)
-    np.testing.assert_array_equal(outputs(path, x=x)[0], np.full((4, 4), 2.0))
+    np.testing.assert_array_equal(outputs(path, {"x": x}, optimized=False)[0], np.full((4, 4), 2.0))
 
 
 def test_a_model_of_the_old_zoo_computes_the_same(tmp_path: Path) -> None:
@@ -160,7 +151,9 @@ def test_a_model_of_the_old_zoo_computes_the_same(tmp_path: Path) -> None:
     assert (metrics["opset_before"], metrics["opset_after"], metrics["outputs_compared"]) == (9, 21, True)
     (spec,) = inspect_model(path).inputs
     feed = {spec.name: np.random.default_rng(0).random(spec.shape, dtype=np.float32)}
-    np.testing.assert_allclose(outputs(path, **feed)[0], outputs(source, **feed)[0], rtol=1e-5)
+    np.testing.assert_allclose(
+        outputs(path, feed, optimized=False)[0], outputs(source, feed, optimized=False)[0], rtol=1e-5
+    )
 
 
 def old(text: str, opset: int, **constants: NDArray[Any]) -> onnx.ModelProto:
@@ -206,7 +199,9 @@ def test_an_old_operator_computes_in_the_later_opset_what_it_did(tmp_path: Path,
     shape = [dim if isinstance(dim, int) else 2 for dim in inspect_model(path).inputs[0].shape]
     for seed in range(3):
         x = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-        np.testing.assert_allclose(outputs(path, x=x)[0], outputs(source, x=x)[0], rtol=1e-6)
+        np.testing.assert_allclose(
+            outputs(path, {"x": x}, optimized=False)[0], outputs(source, {"x": x}, optimized=False)[0], rtol=1e-6
+        )
 
 
 def test_a_model_too_old_for_onnxruntime_is_not_converted_since_nothing_shows_whether_that_is_right(

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from corpus.node_cases import RIGHT, SLOW, WRONG, cases, check
 from onnx import numpy_helper
-from optimize_samples import optimize, outputs
+from optimize_samples import feeds, optimize, outputs
 
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.inspect import inspect_model
@@ -39,24 +39,6 @@ WEIGHT = f"<value: tensor = {SHAPE} {{1, 2, 3, 4}}>"
 def of(text: str, imports: str = '"": 17', ir_version: int = 8) -> onnx.ModelProto:
     """Return a model from the text of its graph, and of its functions if it has some."""
     return onnx.parser.parse_model(f"<ir_version: {ir_version}, opset_import: [{imports}]> {text}")
-
-
-def fed(model: onnx.ModelProto) -> dict[str, np.ndarray]:
-    """Return inputs by type: True, 3, and random numbers."""
-    random, constants = np.random.default_rng(0), {tensor.name for tensor in model.graph.initializer}
-    made = {}
-    for value in model.graph.input:
-        kind = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
-        shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
-        if value.name not in constants:
-            made[value.name] = (
-                np.full(shape, "text", object)
-                if kind.kind == "O"
-                else random.normal(size=shape).astype(kind)
-                if kind.kind == "f"
-                else np.full(shape, 3, kind)
-            )
-    return made
 
 
 def test_a_share_of_the_node_cases_computes_what_it_did(tmp_path: Path) -> None:
@@ -152,7 +134,7 @@ def _sparse() -> onnx.ModelProto:
 def test_what_others_make_computes_what_it_did(tmp_path: Path, model: onnx.ModelProto) -> None:
     for off in ((), ("ort_graph_optimization", "constant_folding")):
         result = optimize(tmp_path, model, off=off)
-        for one, other in zip(outputs(model, fed(model)), outputs(result.model, fed(model)), strict=True):
+        for one, other in zip(outputs(model, feeds(model)), outputs(result.model, feeds(model)), strict=True):
             np.testing.assert_array_equal(one, other)
         assert inspect_model(tmp_path / "out" / "optimized.onnx").opsets.keys() >= {""}
         # With external weights, onnxruntime writes constants inside control flow twice, and cannot load that.
@@ -167,7 +149,7 @@ def test_a_model_in_float16_that_the_cpu_casts_is_left_as_it_is(tmp_path: Path) 
     assert result.model == model
     assert result.metrics["left"].keys() == {"ort_graph_optimization", "clamp_constant_values"}
     assert all("float16" in why for why in result.metrics["left"].values())
-    np.testing.assert_array_equal(outputs(result.model, fed(model))[0], outputs(model, fed(model))[0])
+    np.testing.assert_array_equal(outputs(result.model, feeds(model))[0], outputs(model, feeds(model))[0])
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto
 from optimize_samples import graph
-from quantization_samples import WIDTH, Result, calibrate, image_model, quantize, text_model, token_ids
+from quantization_samples import WIDTH, Result, calibrate, image_model, quantize, text_model, token_ids, types_around
 
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.inspect import inspect_model
@@ -222,32 +222,12 @@ class TestHalf:
 class TestMixed:
     """``node_overrides``: types of single nodes."""
 
-    @staticmethod
-    def types(result: Result) -> dict[str, set[str]]:
-        """Return the integer types of inputs and outputs, by node."""
-        graph = result.model.graph
-        found = {tensor.name: tensor for tensor in graph.initializer}
-        reads = {n.output[0]: found[n.input[2]].data_type for n in graph.node if n.op_type == "DequantizeLinear"}
-        makes = {n.input[0]: found[n.input[2]].data_type for n in graph.node if n.op_type == "QuantizeLinear"}
-        weights = {n.output[0] for n in graph.node if n.op_type == "DequantizeLinear" and n.input[0] in found}
-        return {
-            node.name: {
-                TensorProto.DataType.Name(kind)
-                for kind in (
-                    *(reads[name] for name in node.input if name in reads and name not in weights),
-                    *(makes[name] for name in node.output if name in makes),
-                )
-            }
-            for node in graph.node
-            if "Linear" not in node.op_type
-        }
-
     @pytest.mark.parametrize("rules", RULES)
     def test_a_node_computes_in_its_own_type_on_all_sides_and_its_neighbours_in_theirs(self, static, rules):
         result = static(rules, node_overrides=(NodeTypes("norm", None, "uint16"),))
-        types = self.types(result)
-        assert types.pop("norm") == {"UINT16"}
-        assert all(kinds <= {"UINT8"} for kinds in types.values())
+        types = types_around(result.model.graph)
+        assert types.pop("norm") == {TensorProto.UINT16}
+        assert all(kinds <= {TensorProto.UINT8} for kinds in types.values())
         assert set(result.metrics["activations_by_type"]) == {"uint8", "uint16"}
 
     @pytest.mark.parametrize("rules", RULES)
@@ -265,9 +245,9 @@ class TestMixed:
 
     def test_a_name_beats_a_pattern(self, static):
         overrides = (NodeTypes("*", None, "uint16"), NodeTypes("softmax", None, "uint8"))
-        types = self.types(static(node_overrides=overrides))
-        assert types.pop("softmax") == {"UINT8"}
-        assert types["norm"] == types["query"] == {"UINT16"}
+        types = types_around(static(node_overrides=overrides).model.graph)
+        assert types.pop("softmax") == {TensorProto.UINT8}
+        assert types["norm"] == types["query"] == {TensorProto.UINT16}
 
     def test_nodes_without_names_have_types_too(self, static):
         model = text_model()

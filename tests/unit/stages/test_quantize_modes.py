@@ -4,16 +4,14 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto
-from optimize_samples import graph
+from optimize_samples import graph, outputs
 from quantization_samples import (
     WIDTH,
     calibrate,
     cosine,
     image_model,
     pixels,
-    put,
     quantize,
-    run_model,
     text_model,
     token_ids,
     weights,
@@ -21,11 +19,6 @@ from quantization_samples import (
 
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.inspect import inspect_model
-
-
-def reference(folder, model, feed):
-    return run_model(put(folder, model) / "model.onnx", feed)[0]
-
 
 ROW = f"g (float[1, {WIDTH}] x) => (float[1, {WIDTH}] y)"
 # Weights that two nodes read, one of them transposing.
@@ -48,7 +41,7 @@ class TestFp16:
         assert {spec.dtype for spec in (*summary.inputs, *summary.outputs)} == {"float32"}
         assert (result.metrics["nodes_quantized"], result.metrics["nodes_skipped"]) == (6, 0)
         assert result.metrics["size_after_bytes"] < result.metrics["size_before_bytes"]
-        assert cosine(reference(tmp_path, image_model(), feed), result.outputs(feed)[0]) > 0.999
+        assert cosine(outputs(image_model(), feed)[0], result.outputs(feed)[0]) > 0.999
 
     def test_inputs_and_outputs_become_float16_too_when_asked(self, tmp_path):
         result = quantize(tmp_path, image_model(), "fp16", fp16_keep_io_types=False)
@@ -68,7 +61,7 @@ class TestFp16:
         result = quantize(tmp_path, model, "fp16")
         constants = {t.name: onnx.numpy_helper.to_array(t) for t in result.model.graph.initializer}
         assert constants["low"] == np.finfo(np.float16).min
-        assert cosine(reference(tmp_path, model, feed), result.outputs(feed)[0]) > 0.999
+        assert cosine(outputs(model, feed)[0], result.outputs(feed)[0]) > 0.999
 
     def test_a_node_left_in_float32_behind_an_operator_from_outside_the_standard_still_loads(self, tmp_path):
         model = graph(f"{ROW} {{ g = com.microsoft.QuickGelu (x) y = Softmax (g) }}", imports=', "com.microsoft": 1')
@@ -97,13 +90,13 @@ class TestDynamic:
         assert result.metrics["weights_by_type"] == {weight_type: 3}
         assert result.metrics["nodes_quantized"] == 4  # query, key, project and the table of embed
         assert result.metrics["nodes_skipped_by_type"]["MatMul"] == 2  # of two activations each
-        assert cosine(reference(tmp_path, text_model(), feed), result.outputs(feed)[0]) > 0.99
+        assert cosine(outputs(text_model(), feed)[0], result.outputs(feed)[0]) > 0.99
 
     def test_gemm_is_quantized_too_unless_it_is_excluded_by_its_name(self, tmp_path):
         feed = pixels(1)
         result = quantize(tmp_path, image_model(), "dynamic", weight_type="uint8")
         assert result.metrics["nodes_quantized"] == 3
-        assert cosine(reference(tmp_path, image_model(), feed), result.outputs(feed)[0]) > 0.99
+        assert cosine(outputs(image_model(), feed)[0], result.outputs(feed)[0]) > 0.99
         without = quantize(tmp_path, image_model(), "dynamic", weight_type="uint8", nodes_to_exclude=("classify",))
         assert without.metrics["nodes_skipped_by_type"]["Gemm"] == 1
 
@@ -118,7 +111,7 @@ class TestDynamic:
         feed = {"x": weights(1, WIDTH, seed=3)}
         result = quantize(tmp_path, TIED["Gemm"], "dynamic")
         assert result.metrics["nodes_quantized"] == 2
-        assert cosine(reference(tmp_path, TIED["Gemm"], feed), result.outputs(feed)[0]) > 0.99
+        assert cosine(outputs(TIED["Gemm"], feed)[0], result.outputs(feed)[0]) > 0.99
 
     def test_shapes_that_an_exporter_stated_for_weights_do_not_get_in_the_way(self, tmp_path):
         model = image_model()
@@ -148,14 +141,14 @@ class TestRtn:
         assert dict(settings) == {"accuracy_level": 4, "bits": bits, "block_size": 16}
         inputs = {len(node.input) for node in result.model.graph.node if node.op_type == "MatMulNBits"}
         assert inputs == ({3} if symmetric else {4})  # without or with zero points
-        assert cosine(reference(tmp_path, text_model(), feed), result.outputs(feed)[0]) > 0.97
+        assert cosine(outputs(text_model(), feed)[0], result.outputs(feed)[0]) > 0.97
 
     def test_the_weight_of_a_gemm_is_quantized_as_well(self, tmp_path):
         feed = pixels(1)
         result = quantize(tmp_path, image_model(), "rtn", rtn_bits=8, rtn_block_size=16)
         assert result.metrics["nodes_quantized"] == 1
         assert result.metrics["nodes_skipped_by_type"]["Conv"] == 2
-        assert cosine(reference(tmp_path, image_model(), feed), result.outputs(feed)[0]) > 0.99
+        assert cosine(outputs(image_model(), feed)[0], result.outputs(feed)[0]) > 0.99
 
     @pytest.mark.parametrize("model", TIED.values(), ids=TIED)
     def test_a_weight_that_two_nodes_share_is_right_for_both(self, tmp_path, model):
@@ -164,7 +157,7 @@ class TestRtn:
         assert result.metrics["nodes_quantized"] == 2
         names = [tensor.name for tensor in result.model.graph.initializer]
         assert len(names) == len(set(names))
-        assert cosine(reference(tmp_path, model, feed), result.outputs(feed)[0]) > 0.99
+        assert cosine(outputs(model, feed)[0], result.outputs(feed)[0]) > 0.99
 
     def test_float16_can_follow_for_what_is_not_a_weight(self, tmp_path):
         feed = token_ids(1)

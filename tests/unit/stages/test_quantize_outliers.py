@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from optimize_samples import graph
+from optimize_samples import graph, outputs
 from quantization_samples import (
     WIDTH,
     Result,
@@ -19,12 +18,11 @@ from quantization_samples import (
     image_model,
     outlier_model,
     pixels,
-    put,
     quantize,
     rows,
-    run_model,
     text_model,
     token_ids,
+    types_around,
     weights,
 )
 
@@ -43,28 +41,11 @@ def ranges(tmp_path_factory) -> Result:
     return calibrate(tmp_path_factory.mktemp("ranges"), outlier_model(), rows(16), samples=16)
 
 
-def error_of(tmp_path, model, result) -> float:
+def error_of(model, result) -> float:
     """Return the mean squared error on rows that were not used for calibration, relative to the mean square."""
     feed = rows(1, seed=99)
-    expected = run_model(put(tmp_path / "float", model) / "model.onnx", feed)[0]
+    expected = outputs(model, feed)[0]
     return float(np.square(result.outputs(feed)[0] - expected).mean() / np.square(expected).mean())
-
-
-def types_around(graph: onnx.GraphProto) -> dict[str, set[int]]:
-    """Return the integer types of the activations that each node reads and writes."""
-    constants = {tensor.name: tensor.data_type for tensor in graph.initializer}
-    read = {
-        node.output[0]: constants[node.input[2]]
-        for node in graph.node
-        if node.op_type == "DequantizeLinear" and node.input[0] not in constants
-    }
-    made = {node.input[0]: constants[node.input[2]] for node in graph.node if node.op_type == "QuantizeLinear"}
-    return {
-        node.name: {read[name] for name in node.input if name in read}
-        | {made[name] for name in node.output if name in made}
-        for node in graph.node
-        if "Linear" not in node.op_type
-    }
 
 
 @pytest.mark.parametrize(
@@ -78,7 +59,7 @@ def test_outliers_cost_the_other_values_little(tmp_path, opset, after, rules):
     tamed = quantize(tmp_path, model, "static", ranges, rules, **W8A8)
     assert set(plain.metrics["activations_by_type"]) == {"uint8"}
     assert (plain.metrics["equalized_tensors"], plain.metrics["activations_kept_at_16_bits"]) == (0, 0)
-    assert error_of(tmp_path, model, tamed) < error_of(tmp_path, model, plain) / 3
+    assert error_of(model, tamed) < error_of(model, plain) / 3
     assert tamed.metrics["nodes_skipped"] == 0
     assert tamed.metrics["equalized_tensors"] == 1
     assert tamed.metrics["activations_kept_at_16_bits"] >= 3
@@ -123,7 +104,7 @@ def test_16_bits_have_the_sign_of_the_8(tmp_path, ranges, weight_type, activatio
         for equalized in (False, True)
     )
     assert set(tamed.metrics["activations_by_type"]) == {activation_type, activation_type.replace("8", "16")}
-    assert error_of(tmp_path, outlier_model(), tamed) < error_of(tmp_path, outlier_model(), plain) / 3
+    assert error_of(outlier_model(), tamed) < error_of(outlier_model(), plain) / 3
 
 
 def test_16_bit_activations_need_none_of_it(tmp_path, ranges):
@@ -155,7 +136,7 @@ def test_an_excluded_normalization_is_left_as_it_is(tmp_path, ranges):
     result = quantize(tmp_path, outlier_model(), "static", ranges, "qnn", nodes_to_exclude=("norm",), **W8A8)
     assert result.metrics["equalized_tensors"] == 0
     assert result.metrics["nodes_skipped_by_type"] == {"LayerNormalization": 1}
-    assert error_of(tmp_path, outlier_model(), result) < 0.01
+    assert error_of(outlier_model(), result) < 0.01
 
 
 def test_nodes_without_names_are_found_all_the_same(tmp_path):
@@ -186,7 +167,7 @@ def test_a_bias_too_large_for_16_bit_activations_is_not_cut_off(tmp_path):
     ranges = calibrate(tmp_path, model, rows(8))
     tamed = quantize(tmp_path, model, "static", ranges, "qnn", **W8A8)
     assert types_around(tamed.model.graph)["down"] == {onnx.TensorProto.UINT16}
-    assert error_of(tmp_path, model, tamed) < 1e-3
+    assert error_of(model, tamed) < 1e-3
 
 
 @RULES
@@ -202,7 +183,7 @@ def test_neither_is_it_where_somebody_asks_for_16_bits(tmp_path, rules, everywhe
     result = quantize(tmp_path, model, "static", ranges, rules, **{**W8A8, "equalize": False, **types})
     assert result.metrics["weights_by_type"] == {"int8": 1}
     feed = {"x": feeds["x"][0]}
-    expected, found = run_model(put(tmp_path / "float", model) / "model.onnx", feed)[0], result.outputs(feed)[0]
+    expected, found = outputs(model, feed)[0], result.outputs(feed)[0]
     assert np.abs(found - expected).max() < 0.02
 
 
@@ -228,20 +209,13 @@ def test_equalizing_changes_no_result_of_the_float_model_by_a_bit(after, transpo
     found, count = equalize(equalized.graph, ranges, bool)
     assert count == is_coarse(bounds["n"], 0.1)
     feed = rows(1, seed=seed % 1000)
-    before, now = (_run(one, feed) for one in (model, equalized))
+    before, now = (outputs(one, feed, optimized=False)[0] for one in (model, equalized))
     assert np.array_equal(before, now)
     if count:
         (low, top) = found.bounds["n_equalized"]
         assert found.bounds["flat"] == (low, top)
         assert top - low <= bounds["n"][1] - bounds["n"][0]
         assert sum(node.op_type == "LayerNormalization" for node in equalized.graph.node) == 2 + after
-
-
-def _run(model: onnx.ModelProto, feed) -> np.ndarray:
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return session.run(None, dict(feed))[0]
 
 
 def test_what_is_measured_does_not_depend_on_the_order_of_the_samples(tmp_path):
@@ -278,7 +252,7 @@ def test_bounds_of_histograms_are_tamed_too(tmp_path):
         for equalized in (False, True)
     )
     assert tamed.metrics["activations_kept_at_16_bits"] >= 3
-    assert error_of(tmp_path, outlier_model(), tamed) < error_of(tmp_path, outlier_model(), plain)
+    assert error_of(outlier_model(), tamed) < error_of(outlier_model(), plain)
 
 
 @RULES

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnxruntime.quantization import CalibrationDataReader, QDQQuantizer, get_qdq_config, quantize_static
 from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
-from optimize_samples import graph
+from optimize_samples import graph, outputs
 from quantization_samples import (
     WIDTH,
     Result,
@@ -19,7 +19,6 @@ from quantization_samples import (
     pixels,
     put,
     quantize,
-    run_model,
     text_model,
     token_ids,
     weights,
@@ -93,7 +92,7 @@ def test_the_types_asked_for_appear_and_the_outputs_stay_near(tmp_path, ranges, 
     result = quantize(tmp_path, text_model(), "static", ranges, rules, **types)
     assert set(result.metrics["activations_by_type"]) == {activation_type}
     assert result.metrics["weights_by_type"][weight_type] >= 3  # the matrices of query, key and project
-    (expected,) = run_model(put(tmp_path, text_model()) / "model.onnx", token_ids(1))
+    (expected,) = outputs(text_model(), token_ids(1))
     (found,) = result.outputs(token_ids(1))
     assert cosine(expected, found) > (0.999 if activation_type == "uint16" else 0.97)
 
@@ -174,9 +173,8 @@ def test_sixteen_bits_are_standard_from_opset_21_on_and_keep_the_opset_below(tmp
         model = result.model
         assert {node.domain for node in model.graph.node if "Linear" in node.op_type} == {domain}
         assert next(entry.version for entry in model.opset_import if not entry.domain) == opset
-        put(tmp_path, image_model(opset))
         feed = {"pixels": data["pixels"][:1]}
-        assert cosine(run_model(tmp_path / "model.onnx", feed)[0], result.outputs(feed)[0]) > 0.999
+        assert cosine(outputs(image_model(opset), feed)[0], result.outputs(feed)[0]) > 0.999
 
 
 def test_qnn_weights_are_per_channel_unless_the_recipe_says_no(tmp_path, ranges):
@@ -239,12 +237,11 @@ def test_a_softmax_may_be_surer_than_it_was_in_calibration(tmp_path: Path) -> No
         """g (float[1, 2] x) => (float[2, 1] y) <float[2, 2] w = {3, 0, 0, 3}, int64[2] shape = {2, 1}>
         { logits = MatMul (x, w) s = Softmax <axis = -1> (logits) y = Reshape (s, shape) }"""
     )
-    onnx.save(model, tmp_path / "float.onnx")
     measured = calibrate(tmp_path, model, {"x": np.array([[[0.5, 0.25]], [[-0.25, -0.5]]], np.float32)})
     operators = ("MatMul", "Reshape")
     result = quantize(tmp_path, model, "static", measured, "onnxruntime", op_types_to_quantize=operators, **W8A8)
     feed = {"x": np.array([[0.5, -0.5]], np.float32)}
-    [expected], [found] = (run_model(path, feed) for path in (tmp_path / "float.onnx", result.path))
+    [expected], [found] = (outputs(each, feed) for each in (model, result.path))
     np.testing.assert_allclose(found, expected, atol=0.05)
 
 

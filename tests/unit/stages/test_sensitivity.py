@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from ep_stage_runs import run_stage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
+from optimize_samples import outputs, session
 from quantization_samples import (
     Result,
     calibrate,
@@ -109,16 +109,8 @@ def sqnr(reference: onnx.ModelProto, candidate: onnx.ModelProto, feeds: list[dic
 
 
 def run_plainly(model: onnx.ModelProto, feeds: list[dict[str, np.ndarray]]) -> list[np.ndarray]:
-    session = plain_session(model)
-    return [session.run(None, feed)[0].ravel() for feed in feeds]
-
-
-def plain_session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = 1
-    options.add_session_config_entry("session.disable_prepacking", "1")
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    plain = session(model, optimized=False)
+    return [plain.run(None, feed)[0].ravel() for feed in feeds]
 
 
 def unpadded(count: int) -> dict[str, np.ndarray]:
@@ -368,4 +360,4 @@ def test_a_model_in_steps_gives_what_it_gives_as_a_whole_whatever_node_is_replac
 
 
 def _outputs(model: onnx.ModelProto, feed: Mapping[str, np.ndarray]) -> list[bytes]:
-    return [value.tobytes() for value in plain_session(model).run(None, dict(feed))]
+    return [value.tobytes() for value in outputs(model, feed, optimized=False)]
