@@ -271,8 +271,8 @@ def described_json(inspected: Inspected, top: int) -> JsonObject:
         "domain": model.model.domain,
         "model_version": model.model.version,
         "description": model.model.description,
-        "inputs": [asdict(spec) for spec in summary.inputs],
-        "outputs": [asdict(spec) for spec in summary.outputs],
+        "inputs": [spec.to_json() for spec in summary.inputs],
+        "outputs": [spec.to_json() for spec in summary.outputs],
         "nodes": summary.total_nodes,
         "operators": summary.op_counts,
         "precision": {

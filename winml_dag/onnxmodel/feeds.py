@@ -10,14 +10,14 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from winml_dag.canonical import JsonObject, JsonValue, canonical_json
+from winml_dag.canonical import canonical_json
 from winml_dag.errors import InputError
 from winml_dag.onnxmodel.dataflow import Bounds, index_bounds
 from winml_dag.onnxmodel.inspect import NO_TENSOR, UNKNOWN_DIMENSION, UNKNOWN_RANK, TensorSpec, inspect_model
@@ -36,18 +36,11 @@ _DEFAULT_INTEGERS = (0.0, 10.0)
 _ORT_TYPES = {"float": "float32", "double": "float64"}
 
 
-@dataclass(frozen=True)
-class InputSpec(TensorSpec):
-    """An input and its range of valid values: from the first up to the second, exclusive."""
-
-    value_range: tuple[float, float] | None = None
-
-
-def write_io_specs(model: ModelProto, inputs: Sequence[InputSpec], outputs: Sequence[TensorSpec]) -> None:
+def write_io_specs(model: ModelProto, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
     """Write the specs of inputs and outputs to the model's metadata, replacing existing ones."""
     texts = {
-        INPUTS_KEY: canonical_json([_to_json(spec) for spec in inputs]),
-        OUTPUTS_KEY: canonical_json([_to_json(spec) for spec in outputs]),
+        INPUTS_KEY: canonical_json([spec.to_json() for spec in inputs]),
+        OUTPUTS_KEY: canonical_json([spec.to_json() for spec in outputs]),
     }
     kept = [(entry.key, entry.value) for entry in model.metadata_props if entry.key not in texts]
     del model.metadata_props[:]
@@ -55,7 +48,7 @@ def write_io_specs(model: ModelProto, inputs: Sequence[InputSpec], outputs: Sequ
         model.metadata_props.add(key=key, value=value)
 
 
-def model_inputs(source: Path | InferenceSession) -> tuple[InputSpec, ...]:
+def model_inputs(source: Path | InferenceSession) -> tuple[TensorSpec, ...]:
     """Return the inputs of a model file or of an ONNX Runtime session, with the value ranges in its metadata.
 
     Raises:
@@ -75,7 +68,7 @@ def model_inputs(source: Path | InferenceSession) -> tuple[InputSpec, ...]:
         )
         metadata = source.get_modelmeta().custom_metadata_map
     ranges = _value_ranges(metadata.get(INPUTS_KEY, "[]"))
-    found = tuple(InputSpec(spec.name, spec.dtype, spec.shape, ranges.get(spec.name)) for spec in specs)
+    found = tuple(replace(spec, value_range=ranges.get(spec.name)) for spec in specs)
     if not isinstance(source, Path):
         return found
     unknown = [spec.name for spec in found if spec.value_range is None and spec.dtype.lstrip("u").startswith("int")]
@@ -83,7 +76,7 @@ def model_inputs(source: Path | InferenceSession) -> tuple[InputSpec, ...]:
     return tuple(_within(spec, bounds[spec.name]) if spec.name in bounds else spec for spec in found)
 
 
-def _within(spec: InputSpec, bounds: Bounds) -> InputSpec:
+def _within(spec: TensorSpec, bounds: Bounds) -> TensorSpec:
     """Return *spec* with a range of values if the usual ones exceed *bounds*."""
     first, end = (1.0, 2.0) if _is_mask(spec.name) else _usual_integers(spec.name)
     low, high = float(math.ceil(max(bounds.low, first))), float(math.floor(min(bounds.high, end - 1)))
@@ -96,7 +89,7 @@ def _within(spec: InputSpec, bounds: Bounds) -> InputSpec:
     return replace(spec, value_range=(float(low), float(high + 1)))
 
 
-def inputs_of_both(reference: Path | InferenceSession, candidate: Path | InferenceSession) -> tuple[InputSpec, ...]:
+def inputs_of_both(reference: Path | InferenceSession, candidate: Path | InferenceSession) -> tuple[TensorSpec, ...]:
     """Return the inputs of *reference* with its open sizes taken from *candidate*, so that both can be run on them.
 
     Types are those of the reference: float16 would degrade its inputs. Raises InputError as :func:`model_inputs`.
@@ -105,7 +98,7 @@ def inputs_of_both(reference: Path | InferenceSession, candidate: Path | Inferen
     return tuple(_narrowed(spec, others.get(spec.name, spec)) for spec in model_inputs(reference))
 
 
-def _narrowed(spec: InputSpec, other: InputSpec) -> InputSpec:
+def _narrowed(spec: TensorSpec, other: TensorSpec) -> TensorSpec:
     value_range = spec.value_range or other.value_range
     if spec.value_range is not None and other.value_range is not None:
         (low, high), (first, end) = spec.value_range, other.value_range
@@ -121,7 +114,7 @@ def _narrowed(spec: InputSpec, other: InputSpec) -> InputSpec:
 
 
 def random_feeds(
-    specs: Sequence[InputSpec], seed: int, count: int, distribution: Distribution = "uniform"
+    specs: Sequence[TensorSpec], seed: int, count: int, distribution: Distribution = "uniform"
 ) -> Iterator[dict[str, NDArray[np.generic]]]:
     """Yield *count* samples: an array for every input name. Dimensions that are not numbers become 1.
 
@@ -132,13 +125,13 @@ def random_feeds(
 
 
 def random_feed(
-    specs: Sequence[InputSpec], seed: str, index: int, distribution: Distribution = "uniform"
+    specs: Sequence[TensorSpec], seed: str, index: int, distribution: Distribution = "uniform"
 ) -> dict[str, NDArray[np.generic]]:
     """Return one sample of :func:`random_feeds`; text seeds extend the numeric ones that users choose."""
     return {spec.name: _valid(spec, _sample(spec, _generator(seed, spec.name, index), distribution)) for spec in specs}
 
 
-def _valid(spec: InputSpec, values: NDArray[np.generic]) -> NDArray[np.generic]:
+def _valid(spec: TensorSpec, values: NDArray[np.generic]) -> NDArray[np.generic]:
     """Return *values* adjusted so that a model can use them.
 
     Boxes on a page (left, top, right, bottom) end to the right of and below their start: models look up sizes. A mask
@@ -157,7 +150,7 @@ def _generator(seed: str, name: str, index: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(int.from_bytes(digest, "big")))
 
 
-def _sample(spec: InputSpec, generator: np.random.Generator, distribution: Distribution) -> NDArray[np.generic]:
+def _sample(spec: TensorSpec, generator: np.random.Generator, distribution: Distribution) -> NDArray[np.generic]:
     shape = tuple(dim if isinstance(dim, int) else 1 for dim in spec.shape)
     try:
         dtype = np.dtype(spec.dtype)
@@ -209,13 +202,6 @@ def _from_ort(text: str) -> str:
         return NO_TENSOR
     name = text.removeprefix("tensor(").removesuffix(")")
     return _ORT_TYPES.get(name, name)
-
-
-def _to_json(spec: TensorSpec) -> JsonObject:
-    value: dict[str, JsonValue] = {"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape)}
-    if isinstance(spec, InputSpec) and spec.value_range is not None:
-        value["value_range"] = list(spec.value_range)
-    return value
 
 
 def _value_ranges(text: str) -> dict[str, tuple[float, float]]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from winml_dag.canonical import JsonObject
 from winml_dag.errors import InputError
 from winml_dag.names import is_safe_part
 from winml_dag.onnxmodel.graph import (
@@ -44,12 +45,18 @@ class TensorSpec:
     """An input or output of a model.
 
     ``dtype`` is numpy's name (``"float32"``), or ``"not a tensor"``. In ``shape`` a text is a symbolic dimension,
-    ``"?"`` an unnamed one; ``("...",)`` means that even the rank is unknown.
+    ``"?"`` an unnamed one; ``("...",)`` means that even the rank is unknown. ``value_range``: of valid values of an
+    input, if known, from the first up to the second, exclusive.
     """
 
     name: str
     dtype: str
     shape: tuple[int | str, ...]
+    value_range: tuple[float, float] | None = None
+
+    def to_json(self) -> JsonObject:
+        known = {} if self.value_range is None else {"value_range": list(self.value_range)}
+        return {"name": self.name, "dtype": self.dtype, "shape": list(self.shape), **known}
 
 
 @dataclass(frozen=True)

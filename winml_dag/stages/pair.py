@@ -18,7 +18,8 @@ import numpy as np
 from winml_dag.engine.exchange import OnProgress, no_progress
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
-from winml_dag.onnxmodel.feeds import InputSpec, model_inputs
+from winml_dag.onnxmodel.feeds import model_inputs
+from winml_dag.onnxmodel.inspect import TensorSpec
 from winml_dag.stages.figures import Measuring, OutputFigures
 from winml_dag.stages.samples.samples import Array, Feed, Samples, failures_explained
 
@@ -84,7 +85,7 @@ class Batching:
             )
         return cls(wanted, is_fixed=False)
 
-    def of_one(self, inputs: Sequence[InputSpec]) -> list[InputSpec]:
+    def of_one(self, inputs: Sequence[TensorSpec]) -> list[TensorSpec]:
         """Return the input specs of a single sample of a batch."""
         if not self.is_fixed:
             return list(inputs)

@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from winml_dag.errors import InputError
-from winml_dag.onnxmodel.feeds import Distribution, InputSpec, model_inputs, random_feeds, write_io_specs
+from winml_dag.onnxmodel.feeds import Distribution, model_inputs, random_feeds, write_io_specs
 from winml_dag.onnxmodel.inspect import TensorSpec
 from winml_dag.onnxmodel.metadata import canonicalise
 
 ModelMaker = Callable[..., onnx.ModelProto]
 
 
-def _one(spec: InputSpec, distribution: Distribution = "uniform", seed: int = 0) -> np.ndarray:
+def _one(spec: TensorSpec, distribution: Distribution = "uniform", seed: int = 0) -> np.ndarray:
     return next(random_feeds([spec], seed, 1, distribution))[spec.name]
 
 
@@ -29,13 +29,13 @@ def test_written_ranges_are_read_from_file_and_session(linear: ModelMaker, tmp_p
     model, path = linear(), tmp_path / "m.onnx"
     model.metadata_props.add(key="other", value="kept")
     for _ in range(2):  # again replaces
-        inputs = [InputSpec("x", "float32", ("batch", 64), (-2, 3.5))]
+        inputs = [TensorSpec("x", "float32", ("batch", 64), (-2, 3.5))]
         write_io_specs(model, inputs, [TensorSpec("y", "float32", ("batch", 64))])
     assert sorted(entry.key for entry in model.metadata_props) == ["other", "winml.io.inputs", "winml.io.outputs"]
     canonicalise(model)
     path.write_bytes(model.SerializeToString())
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    expected = (InputSpec("x", "float32", ("batch", 64), (-2.0, 3.5)),)
+    expected = (TensorSpec("x", "float32", ("batch", 64), (-2.0, 3.5)),)
     assert model_inputs(path) == model_inputs(session) == expected
     samples = list(random_feeds(expected, 7, 3))
     outputs = [session.run(None, sample)[0] for sample in samples]
@@ -66,9 +66,9 @@ def test_malformed_metadata_is_an_input_error(linear: ModelMaker, tmp_path: Path
 
 
 SPECS = [
-    InputSpec("input_ids", "int64", ("batch", 5), (0, 1000)),
-    InputSpec("pixels", "float32", (1, 3, 4), (-1, 1)),
-    InputSpec("image", "float16", (2, "?")),
+    TensorSpec("input_ids", "int64", ("batch", 5), (0, 1000)),
+    TensorSpec("pixels", "float32", (1, 3, 4), (-1, 1)),
+    TensorSpec("image", "float16", (2, "?")),
 ]
 
 
@@ -84,7 +84,7 @@ def test_an_input_gets_the_same_values_beside_whichever_others(distribution: Dis
 
 def test_seed_name_and_index_change_the_values_and_nothing_else_does() -> None:
     samples = [sample["pixels"].tobytes() for sample in random_feeds([SPECS[1]], 0, 2)]
-    renamed = InputSpec("other", "float32", (1, 3, 4), (-1, 1))
+    renamed = TensorSpec("other", "float32", (1, 3, 4), (-1, 1))
     assert len({*samples, _one(SPECS[1], seed=1).tobytes(), _one(renamed).tobytes()}) == 4
     # In any process, on any machine.
     assert hashlib.sha256(samples[0]).hexdigest() == "010184112960fcb280b354ca34e2af0763e2cfaac2ae0ce0e6d1ab4390bbd6e0"
@@ -98,25 +98,25 @@ def test_seed_name_and_index_change_the_values_and_nothing_else_does() -> None:
     seed=st.integers(0, 2**63),
 )
 def test_values_stay_in_their_range(dtype: str, low: int, width: int, distribution: Distribution, seed: int) -> None:
-    values = _one(InputSpec("x", dtype, (50,), (low, low + width)), distribution, seed)
+    values = _one(TensorSpec("x", dtype, (50,), (low, low + width)), distribution, seed)
     assert values.dtype == dtype
     assert values.min() >= low
     assert values.max() < low + width
 
 
 def test_a_range_is_used_up_to_its_ends_and_without_one_name_and_type_decide() -> None:
-    assert set(_one(InputSpec("x", "int64", (200,), (3, 6)))) == {3, 4, 5}
-    assert set(_one(InputSpec("x", "int64", (20,), (1, 1)))) == {1}
-    assert set(_one(InputSpec("attention_mask", "int64", (40,)))) == {1}
-    assert set(_one(InputSpec("attention_mask", "int64", (40,), (0, 2)))) == {0, 1}
-    assert set(_one(InputSpec("encoder_attention_mask", "float32", (40,)))) == {1.0}
-    assert set(_one(InputSpec("token_type_ids", "int64", (40,)))) == {0, 1}
-    assert set(_one(InputSpec("flag", "bool", (40,)))) == {False, True}
-    ids = _one(InputSpec("input_ids", "int32", (400,)))
+    assert set(_one(TensorSpec("x", "int64", (200,), (3, 6)))) == {3, 4, 5}
+    assert set(_one(TensorSpec("x", "int64", (20,), (1, 1)))) == {1}
+    assert set(_one(TensorSpec("attention_mask", "int64", (40,)))) == {1}
+    assert set(_one(TensorSpec("attention_mask", "int64", (40,), (0, 2)))) == {0, 1}
+    assert set(_one(TensorSpec("encoder_attention_mask", "float32", (40,)))) == {1.0}
+    assert set(_one(TensorSpec("token_type_ids", "int64", (40,)))) == {0, 1}
+    assert set(_one(TensorSpec("flag", "bool", (40,)))) == {False, True}
+    ids = _one(TensorSpec("input_ids", "int32", (400,)))
     assert (ids.min(), ids.max()) == (0, 9)
-    image = _one(InputSpec("image", "float32", (400,)))
+    image = _one(TensorSpec("image", "float32", (400,)))
     assert 0 <= image.min() < 0.1 < 0.9 < image.max() < 1
-    assert _one(InputSpec("image", "float32", (400,)), "normal").min() < -1
+    assert _one(TensorSpec("image", "float32", (400,)), "normal").min() < -1
 
 
 @pytest.mark.parametrize(
@@ -127,12 +127,12 @@ def test_types_and_ranges_without_random_values_are_refused(
     dtype: str, value_range: tuple[float, float] | None, words: str
 ) -> None:
     with pytest.raises(InputError, match=words):
-        _one(InputSpec("x", dtype, (1,), value_range))
+        _one(TensorSpec("x", dtype, (1,), value_range))
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from(["attention_mask", "decoder_attention_mask"]))
 def test_a_random_mask_does_not_hide_the_first_token(seed: int, name: str) -> None:
-    [feed] = random_feeds([InputSpec(name, "int32", (2, 5), (0, 2))], seed, 1)
+    [feed] = random_feeds([TensorSpec(name, "int32", (2, 5), (0, 2))], seed, 1)
     assert feed[name][:, 0].tolist() == [1, 1]
     assert set(feed[name].flatten().tolist()) <= {0, 1}
 

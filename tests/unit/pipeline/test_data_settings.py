@@ -16,7 +16,7 @@ from winml_dag.engine.stage import Skip
 from winml_dag.ep.availability import installed
 from winml_dag.ep.registry import QNN, Target
 from winml_dag.errors import WinmlDagError
-from winml_dag.onnxmodel.feeds import InputSpec
+from winml_dag.onnxmodel.inspect import TensorSpec
 from winml_dag.pipeline.data import calibration_source, packages_of
 from winml_dag.pipeline.plan import Build, plan_build
 from winml_dag.stages.quality import MINIMUM_COSINE, MINIMUM_SQNR_DB, Bounds
@@ -195,7 +195,7 @@ def test_a_single_file_of_arrays_can_be_read(tmp_path: Path, name: str) -> None:
     for file in calibration_source(path).files:
         shutil.copy(file.path, placed / file.name)
     assert [
-        feed["input_ids"].tolist() for feed in read_samples(placed, [InputSpec("input_ids", "int32", (1, 4))], None)
+        feed["input_ids"].tolist() for feed in read_samples(placed, [TensorSpec("input_ids", "int32", (1, 4))], None)
     ] == arrays[:, None].tolist()
 
 

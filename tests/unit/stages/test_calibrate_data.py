@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from quantization_samples import SEQUENCE, VOCABULARY, calibrate, image_model, pixels, text_model, token_ids
 
 from winml_dag.errors import StageError
-from winml_dag.onnxmodel.feeds import InputSpec
+from winml_dag.onnxmodel.inspect import TensorSpec
 from winml_dag.stages.ranges import Ranges
 from winml_dag.stages.samples.read import read_samples
 from winml_dag.stages.samples.samples import Samples, random_samples
@@ -91,7 +91,7 @@ def test_no_sample_serves_both_calibration_and_validation_unless_there_is_but_on
 
 
 def test_random_samples_to_validate_on_are_others_than_those_of_calibration():
-    inputs = [InputSpec("x", "float32", (1, 4))]
+    inputs = [TensorSpec("x", "float32", (1, 4))]
     seen = [feed["x"].tobytes() for feed in random_samples(inputs, 5, 0, "uniform")]
     others = [feed["x"].tobytes() for feed in random_samples(inputs, 5, 0, "uniform", purpose="validate")]
     assert len({*seen, *others}) == 10
@@ -127,7 +127,7 @@ def test_text_goes_through_the_tokenizer_padded_and_cut_to_the_length_of_the_mod
 
 
 def test_a_column_of_texts_means_the_same_as_lines_of_text_and_a_second_one_is_added_to_it(data, processor):
-    inputs = [InputSpec(name, "int64", (1, 6)) for name in ("input_ids", "attention_mask")]
+    inputs = [TensorSpec(name, "int64", (1, 6)) for name in ("input_ids", "attention_mask")]
     rows = [{"sentence": "red fish", "other": "sings"}, {"sentence": "blue bird", "other": "swims"}]
     (data / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     by_row = list(read_samples(data, inputs, processor, {"text": "sentence"}))

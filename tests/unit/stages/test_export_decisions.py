@@ -176,7 +176,7 @@ def test_an_architecture_is_found_however_its_name_is_spelled(spelling: str) -> 
 
 
 def _input(*shape: int | str, sizes: tuple[int, ...]) -> ModelInput:
-    return ModelInput("pixel_values", "float32", shape, sizes, None)
+    return ModelInput("pixel_values", "float32", shape, None, sizes)
 
 
 TEXT = _input("batch", "sequence", sizes=(1, 128))

@@ -19,7 +19,7 @@ from winml_dag import EvalResult, PerfResult, evaluate_onnx, measure_onnx
 from winml_dag.engine.memory import resident
 from winml_dag.ep.registry import CPU, QNN, Target, is_emulated
 from winml_dag.errors import MeasuredError, RecipeError
-from winml_dag.onnxmodel.feeds import InputSpec
+from winml_dag.onnxmodel.inspect import TensorSpec
 from winml_dag.stages.perf import PerfFields
 from winml_dag.stages.perf.latency import (
     Latencies,
@@ -111,13 +111,13 @@ def test_what_threads_waited_is_that_of_the_one_that_waited_longest() -> None:
 
 
 def test_open_sizes_are_told_of_but_not_the_batch() -> None:
-    batch, both = InputSpec("x", "float32", ("n", 8)), InputSpec("ids", "int64", ("n", "length"))
+    batch, both = TensorSpec("x", "float32", ("n", 8)), TensorSpec("ids", "int64", ("n", "length"))
     (notice,) = of_open_sizes((batch, both), {})
     assert "ids ['n', 'length']" in notice
     assert list(of_open_sizes((batch,), {})) == []
     assert list(of_open_sizes((batch, both), {"length": 8})) == []
-    spec = InputSpec("mask", "int64", ("n", 2, "length", "n"), (0, 2))
-    assert of_size(spec, {"length": 8, "n": 3}) == InputSpec("mask", "int64", ("n", 2, 8, 3), (0, 2))
+    spec = TensorSpec("mask", "int64", ("n", 2, "length", "n"), (0, 2))
+    assert of_size(spec, {"length": 8, "n": 3}) == TensorSpec("mask", "int64", ("n", 2, 8, 3), (0, 2))
     assert of_size(spec, {}) == spec
 
 
@@ -126,7 +126,7 @@ def test_open_sizes_are_told_of_but_not_the_batch() -> None:
 def test_samples_are_put_together_in_order_and_used_again_when_a_batch_has_more(count: int, size: int) -> None:
     samples = [{"x": np.full((1, 2), number), "y": np.full((1, 1), -number)} for number in range(count)]
     batches = in_batches(samples, size)
-    inputs = [InputSpec(name, "int64", ("n", width)) for name, width in (("x", 2), ("y", 1))]
+    inputs = [TensorSpec(name, "int64", ("n", width)) for name, width in (("x", 2), ("y", 1))]
     assert {batch_size_of(inputs, batch, size) for batch in batches} == {size}
     used = [int(number) for batch in batches for number in batch["x"][:, 0]]
     assert used == [number % count for number in range(max(1, count // size) * size)]
@@ -152,7 +152,7 @@ def test_samples_are_put_together_in_order_and_used_again_when_a_batch_has_more(
 def test_the_first_axis_is_a_batch_only_where_something_says_so(
     shapes: dict[str, tuple[int | str, ...]], given: int | None, samples: int
 ) -> None:
-    inputs = [InputSpec(name, "float32", shape) for name, shape in shapes.items()]
+    inputs = [TensorSpec(name, "float32", shape) for name, shape in shapes.items()]
     feed = {name: np.zeros([4 if isinstance(size, str) else size for size in shape]) for name, shape in shapes.items()}
     assert batch_size_of(inputs, feed, given) == samples
 

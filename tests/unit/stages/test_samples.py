@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from winml_dag.errors import StageError
-from winml_dag.onnxmodel.feeds import InputSpec
+from winml_dag.onnxmodel.inspect import TensorSpec
 from winml_dag.stages.samples import samples as module
 from winml_dag.stages.samples.arrays import npy_samples, npz_samples
 from winml_dag.stages.samples.read import read_samples
 from winml_dag.stages.samples.samples import Fed, Samples
 from winml_dag.stages.samples.tables import chosen_rows, read_tables
 
-INPUT = InputSpec("x", "float32", (1, 4))
+INPUT = TensorSpec("x", "float32", (1, 4))
 
 
 def save(path, array, form):
@@ -57,7 +57,7 @@ def test_the_samples_that_are_asked_for_are_read(tmp_path_factory, form, data):
 @pytest.mark.parametrize("form", ["npy", "npz", "compressed"])
 def test_memory_holds_samples_and_not_the_whole_file(tmp_path, form):
     array = np.zeros((400, 1, 50_000), np.float32)  # 80 MB
-    spec = InputSpec("x", "float32", (1, 50_000))
+    spec = TensorSpec("x", "float32", (1, 50_000))
     save(tmp_path, array, form)
     del array
     tracemalloc.start()
@@ -104,7 +104,7 @@ def test_the_digest_is_that_of_the_arrays_of_one_pass():
     assert fed.digest == same.digest != other.digest
 
 
-PIXELS = InputSpec("pixel_values", "float32", (1, 3, 4, 4))
+PIXELS = TensorSpec("pixel_values", "float32", (1, 3, 4, 4))
 
 
 def save_processor(folder: Path, size: int = 4) -> Path:
@@ -175,7 +175,7 @@ def test_an_image_needs_a_processor_that_makes_all_inputs_in_their_size(photos, 
     with pytest.raises(StageError, match="without an image processor"):
         list(read_samples(photos, [PIXELS], None))
     with pytest.raises(StageError, match="does not make the model's input mask"):
-        list(read_samples(photos, [PIXELS, InputSpec("mask", "int64", (1, 4))], processor))
+        list(read_samples(photos, [PIXELS, TensorSpec("mask", "int64", (1, 4))], processor))
     with pytest.raises(StageError, match=r"takes the shape \[1, 3, 4, 4\], but the file a\.png.*\[1, 3, 6, 6\]"):
         list(read_samples(photos, [PIXELS], save_processor(tmp_path / "larger", size=6)))
     empty = tmp_path / "empty"
@@ -184,7 +184,7 @@ def test_an_image_needs_a_processor_that_makes_all_inputs_in_their_size(photos, 
         list(read_samples(photos, [PIXELS], empty))
 
 
-ROW = InputSpec("x", "float32", (1, 3))
+ROW = TensorSpec("x", "float32", (1, 3))
 FORMATS = ("parquet", "arrow stream", "arrow file", "jsonl", "json", "csv")
 
 
@@ -235,7 +235,7 @@ def test_a_column_called_like_an_input_is_that_input(tmp_path, form):
     assert [feed["x"].tolist() for feed in samples] == [[[float(index)] * 3] for index in range(5)]
     assert [feed["x"][0, 0] for feed in samples.held_out(2)] == [3, 4]
     # A mapping says so of other columns.
-    samples = read_samples(tmp_path, [InputSpec("y", "float32", ())], None, {"y": "label"})
+    samples = read_samples(tmp_path, [TensorSpec("y", "float32", ())], None, {"y": "label"})
     assert [float(feed["y"]) for feed in samples] == [0, 1, 2, 3, 4]
 
 

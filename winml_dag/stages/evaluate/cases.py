@@ -11,7 +11,6 @@ from typing import Any
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
 from winml_dag.onnxmodel.compare import class_scores
-from winml_dag.onnxmodel.feeds import InputSpec
 from winml_dag.onnxmodel.inspect import TensorSpec
 from winml_dag.stages.evaluate import TASKS, EvaluateFields
 from winml_dag.stages.evaluate.metrics import Metric
@@ -88,7 +87,7 @@ class Given:
     fields: EvaluateFields
     data: Path
     processor: Processor
-    inputs: Sequence[InputSpec]
+    inputs: Sequence[TensorSpec]
     outputs: Sequence[TensorSpec]
     labels: Labels
 

@@ -16,7 +16,7 @@ from winml_dag.ep.registry import CPU, Target
 from winml_dag.ep.session import assigned_nodes, create_session
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.compare import class_scores
-from winml_dag.onnxmodel.feeds import InputSpec, inputs_of_both, model_inputs
+from winml_dag.onnxmodel.feeds import inputs_of_both, model_inputs
 from winml_dag.onnxmodel.inspect import TensorSpec, inspect_model
 from winml_dag.stages.evaluate import REPORT_FILE, EvaluateConfig, EvaluateFields
 from winml_dag.stages.evaluate.cases import Given, Labels, Task
@@ -52,7 +52,7 @@ class Model:
 
 
 def compare_models(
-    fields: EvaluateFields, workspace: Workspace, candidate: Model, reference: Model, inputs: Sequence[InputSpec]
+    fields: EvaluateFields, workspace: Workspace, candidate: Model, reference: Model, inputs: Sequence[TensorSpec]
 ) -> JsonObject:
     """Return metrics of every output, over all samples of the stage's input ``data``, or over random ones.
 
@@ -143,7 +143,7 @@ def _evaluate(
     workspace: Workspace,
     candidate: Model,
     reference: Model | None,
-    inputs: Sequence[InputSpec],
+    inputs: Sequence[TensorSpec],
 ) -> JsonObject:
     """Return the metrics of a task, of both models on the same samples."""
     models = [candidate] if reference is None else [candidate, reference]
@@ -177,7 +177,7 @@ def _evaluate(
     }
 
 
-def _cuts_texts(fields: EvaluateFields, inputs: Sequence[InputSpec]) -> bool:
+def _cuts_texts(fields: EvaluateFields, inputs: Sequence[TensorSpec]) -> bool:
     """Return whether texts that are too long are cut; questions are split into windows instead."""
     mask = next((spec for spec in inputs if spec.name == "attention_mask"), None)
     return mask is not None and isinstance(mask.shape[-1], int) and fields.task != "question-answering"

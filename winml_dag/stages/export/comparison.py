@@ -7,6 +7,7 @@ their dynamic axes, and output shapes are the observed ones, not those that the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch.nn import Module
 from winml_dag.ep.session import open_session
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.compare import sums_of
-from winml_dag.onnxmodel.feeds import InputSpec, random_feeds
+from winml_dag.onnxmodel.feeds import random_feeds
 from winml_dag.onnxmodel.graph import MASK_MAGNITUDE
 from winml_dag.stages.export.inputs import ModelInput, Shape, named_axes
 from winml_dag.stages.export.subject import call_model
@@ -70,12 +71,7 @@ def sizes_by_run(inputs: Sequence[ModelInput]) -> tuple[Sizes, ...]:
 def random_feed(inputs: Sequence[ModelInput], sizes: Sizes, seed: int) -> Arrays:
     """Random arrays for *inputs*, with dynamic axes of the given *sizes*."""
     specs = [
-        InputSpec(
-            each.name,
-            each.dtype,
-            tuple(sizes[size] if isinstance(size, str) else size for size in each.shape),
-            each.value_range,
-        )
+        replace(each, shape=tuple(sizes[size] if isinstance(size, str) else size for size in each.shape))
         for each in inputs
     ]
     return next(random_feeds(specs, seed, 1))

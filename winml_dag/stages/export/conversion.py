@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError, did_you_mean
-from winml_dag.onnxmodel.feeds import InputSpec, write_io_specs
+from winml_dag.onnxmodel.feeds import write_io_specs
 from winml_dag.onnxmodel.files import load_model, save_model
 from winml_dag.onnxmodel.inspect import TensorSpec
 from winml_dag.onnxmodel.metadata import canonicalise, set_tags
@@ -263,8 +263,7 @@ def _describe(model: ModelProto, exported: Exported) -> None:
         outputs.append(TensorSpec(value.name, str(seen[0].dtype), shape))
     for value, each in zip(model.graph.input, exported.inputs, strict=True):
         set_shape(value, each.shape)
-    inputs = [InputSpec(each.name, each.dtype, each.shape, each.value_range) for each in exported.inputs]
-    write_io_specs(model, inputs, outputs)
+    write_io_specs(model, exported.inputs, outputs)
 
 
 # Signature: what `config` asks a model, in no build.
@@ -309,9 +308,4 @@ def run_signature(config: SignatureConfig, workspace: Workspace) -> JsonObject:
         produced = tuple(call_model(subject.module, {**example, **subject.constants}))
         chosen = choose_outputs(produced, config.export.output_tensors or (), subject.outputs or produced)
         outputs = [{"name": name} for name in chosen]
-    return {"input_tensors": [_input_tensor(each) for each in inputs], "output_tensors": outputs}
-
-
-def _input_tensor(each: ModelInput) -> JsonObject:
-    value_range = {} if each.value_range is None else {"value_range": [*each.value_range]}
-    return {"name": each.name, "dtype": each.dtype, "shape": [*each.shape], **value_range}
+    return {"input_tensors": [each.to_json() for each in inputs], "output_tensors": outputs}

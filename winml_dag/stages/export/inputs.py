@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winml_dag.errors import StageError, did_you_mean
+from winml_dag.onnxmodel.inspect import TensorSpec
 from winml_dag.stages.export import ExportFields, InputTensor
 from winml_dag.stages.export.architectures import STATES
 from winml_dag.stages.export.detect import read_json
@@ -58,14 +59,10 @@ Shape = tuple[int | str, ...]
 
 
 @dataclass(frozen=True)
-class ModelInput:
+class ModelInput(TensorSpec):
     """An input tensor. A text in ``shape`` names a dynamic axis; ``sizes`` has a default size for those axes too."""
 
-    name: str
-    dtype: str
-    shape: Shape
-    sizes: tuple[int, ...]
-    value_range: tuple[float, float] | None
+    sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -160,7 +157,7 @@ def _asked_inputs(
         sizes = known.sizes if known and len(known.sizes) == len(shape) else (UNKNOWN_SIZE,) * len(shape)
         sizes = tuple(size if isinstance(size, int) else usually for size, usually in zip(shape, sizes, strict=True))
         value_range = _plain(tensor.value_range) or (known.value_range if known else None)
-        completed.append(ModelInput(tensor.name, dtype, shape, sizes, value_range))
+        completed.append(ModelInput(tensor.name, dtype, shape, value_range, sizes))
     return tuple(completed)
 
 
@@ -201,7 +198,7 @@ def longest_text(subject: Subject) -> int | None:
 
 
 def _made(name: str, dtype: str, shape: tuple[int, ...], value_range: tuple[float, float] | None) -> ModelInput:
-    return ModelInput(name, dtype, shape, shape, value_range)
+    return ModelInput(name, dtype, shape, value_range, shape)
 
 
 def _tokens(subject: Subject) -> int:

@@ -111,7 +111,7 @@ def _inputs(module: Module, fields: ExportFields) -> tuple[ModelInput, ...]:
             raise StageError(f"export.input_tensors must give the shape of {tensor.name!r}, an input of a module.")
         shape = named_axes(tensor.name, tensor.shape, fields.dynamic_axes or {})
         sizes = tuple(size if isinstance(size, int) else UNKNOWN_SIZE for size in tensor.shape)
-        inputs.append(ModelInput(tensor.name, tensor.dtype or "float32", shape, sizes, tensor.value_range))
+        inputs.append(ModelInput(tensor.name, tensor.dtype or "float32", shape, tensor.value_range, sizes))
     return tuple(inputs)
 
 

@@ -16,7 +16,7 @@ from winml_dag.stages.perf import PerfFields
 from winml_dag.stages.perf.load import waited_ns, waited_share
 
 if TYPE_CHECKING:
-    from winml_dag.onnxmodel.feeds import InputSpec
+    from winml_dag.onnxmodel.inspect import TensorSpec
 
 PERCENTILES = (50, 90, 99)
 PERCENTILE_DEFINITION = "nearest rank: the smallest measured value that at least p % of all do not exceed"
@@ -146,7 +146,7 @@ def of_latencies(latencies: Latencies, tick_ns: int | None = None) -> Iterator[s
         )
 
 
-def of_open_sizes(inputs: tuple[InputSpec, ...], sizes: Mapping[str, int]) -> Iterator[str]:
+def of_open_sizes(inputs: tuple[TensorSpec, ...], sizes: Mapping[str, int]) -> Iterator[str]:
     """Yield a warning about random inputs whose open axes had the default size of 1.
 
     The first axis is the batch; *sizes* are those given for open axes.

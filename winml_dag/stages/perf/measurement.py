@@ -23,8 +23,8 @@ from winml_dag.ep.registry import CPU, Target, is_emulated
 from winml_dag.ep.session import assigned_nodes
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
-from winml_dag.onnxmodel.feeds import InputSpec, model_inputs, random_feeds
-from winml_dag.onnxmodel.inspect import inspect_model
+from winml_dag.onnxmodel.feeds import model_inputs, random_feeds
+from winml_dag.onnxmodel.inspect import TensorSpec, inspect_model
 from winml_dag.stages.perf import REPORT_FILE, PerfConfig, PerfFields
 from winml_dag.stages.perf.latency import (
     EMULATED,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 MOST_FEEDS = 32
 
 
-def make_feeds(inputs: Sequence[InputSpec], fields: PerfFields, workspace: Workspace) -> list[Feed]:
+def make_feeds(inputs: Sequence[TensorSpec], fields: PerfFields, workspace: Workspace) -> list[Feed]:
     """Return the feeds of the stage's input ``data``, at most MOST_FEEDS; without it a random one.
 
     Raises StageError if the data does not fit the model's inputs.
@@ -63,7 +63,7 @@ def make_feeds(inputs: Sequence[InputSpec], fields: PerfFields, workspace: Works
     return in_batches(found, batch)
 
 
-def of_size(spec: InputSpec, sizes: Mapping[str, int]) -> InputSpec:
+def of_size(spec: TensorSpec, sizes: Mapping[str, int]) -> TensorSpec:
     """Return *spec* with *sizes* for the axes of these names; the first axis is the batch's."""
     later = (sizes.get(size, size) if isinstance(size, str) else size for size in spec.shape[1:])
     return replace(spec, shape=(*spec.shape[:1], *later))
@@ -85,12 +85,12 @@ def in_batches(samples: Sequence[Feed], size: int) -> list[Feed]:
     ]
 
 
-def takes_any_batch(inputs: Sequence[InputSpec]) -> bool:
+def takes_any_batch(inputs: Sequence[TensorSpec]) -> bool:
     """Return whether an input leaves its first axis open."""
     return any(isinstance(spec.shape[0], str) for spec in inputs if spec.shape)
 
 
-def batch_size_of(inputs: Sequence[InputSpec], feed: Feed, given: int | None) -> int:
+def batch_size_of(inputs: Sequence[TensorSpec], feed: Feed, given: int | None) -> int:
     """Return how many samples one inference has: the size in *feed* of the first axis if that is a batch, else 1.
 
     It is a batch if it has the size that was *given*, if all *inputs* leave it open under one name, or if an open one

@@ -17,8 +17,7 @@ import numpy as np
 
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
-from winml_dag.onnxmodel.feeds import InputSpec
-from winml_dag.onnxmodel.inspect import UNKNOWN_RANK
+from winml_dag.onnxmodel.inspect import UNKNOWN_RANK, TensorSpec
 from winml_dag.stages.samples.samples import Array, Feed, Samples
 
 # Converts one sample to a model's input: names, shapes and types.
@@ -27,7 +26,7 @@ from winml_dag.stages.samples.samples import Array, Feed, Samples
 # and the cause would then be hard to find.
 
 
-def check_names(names: Mapping[str, object], inputs: Sequence[InputSpec]) -> None:
+def check_names(names: Mapping[str, object], inputs: Sequence[TensorSpec]) -> None:
     """Raise StageError if *names* are not those of the *inputs*."""
     wanted = {spec.name for spec in inputs}
     missing, unknown = sorted(wanted - names.keys()), sorted(names.keys() - wanted)
@@ -42,7 +41,7 @@ def check_names(names: Mapping[str, object], inputs: Sequence[InputSpec]) -> Non
         )
 
 
-def fit(arrays: Mapping[str, Array], inputs: Sequence[InputSpec], where: str) -> Feed:
+def fit(arrays: Mapping[str, Array], inputs: Sequence[TensorSpec], where: str) -> Feed:
     """Return one sample in the shapes and types of the model's *inputs*; a missing batch axis is added.
 
     Raises:
@@ -52,7 +51,7 @@ def fit(arrays: Mapping[str, Array], inputs: Sequence[InputSpec], where: str) ->
     return {spec.name: _cast(_shape(arrays[spec.name], spec, where), spec, where) for spec in inputs}
 
 
-def _shape(array: Array, spec: InputSpec, where: str) -> Array:
+def _shape(array: Array, spec: TensorSpec, where: str) -> Array:
     shape = spec.shape
     if shape == (UNKNOWN_RANK,):
         return array
@@ -68,7 +67,7 @@ def _shape(array: Array, spec: InputSpec, where: str) -> Array:
     return array
 
 
-def _cast(array: Array, spec: InputSpec, where: str) -> Array:
+def _cast(array: Array, spec: TensorSpec, where: str) -> Array:
     try:
         dtype = np.dtype(spec.dtype)
     except TypeError as error:
@@ -118,7 +117,7 @@ class _Stack:
                 yield np.frombuffer(data, self.dtype).reshape(shape)
 
 
-def npz_samples(files: Sequence[Path], inputs: Sequence[InputSpec]) -> Samples:
+def npz_samples(files: Sequence[Path], inputs: Sequence[TensorSpec]) -> Samples:
     """Read one file with arrays by input name, whose first axis counts the samples; or one file for each sample.
 
     Raises:
@@ -130,7 +129,7 @@ def npz_samples(files: Sequence[Path], inputs: Sequence[InputSpec]) -> Samples:
 
 
 def labelled_npz(
-    file: Path, inputs: Sequence[InputSpec], label_of: Callable[[Sequence[str]], str]
+    file: Path, inputs: Sequence[TensorSpec], label_of: Callable[[Sequence[str]], str]
 ) -> tuple[Samples, Callable[[Sequence[int]], Iterator[Any]]]:
     """Return the samples in *file*, and a function that reads the labels of given sample numbers.
 
@@ -143,7 +142,7 @@ def labelled_npz(
     return _stacked("npz", stacks, inputs), lambda numbers: (value.tolist() for value in labels.read(numbers))
 
 
-def npy_samples(folder: Path, files: Sequence[Path], inputs: Sequence[InputSpec]) -> Samples:
+def npy_samples(folder: Path, files: Sequence[Path], inputs: Sequence[TensorSpec]) -> Samples:
     """Read ``<input>.npy``, whose first axis counts the samples, or a folder ``<input>`` with a file for each sample.
 
     Raises as :func:`npz_samples`.
@@ -191,7 +190,7 @@ def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[np.gener
     return read(stream)
 
 
-def _stacked(kind: str, stacks: Mapping[str, _Stack], inputs: Sequence[InputSpec]) -> Samples:
+def _stacked(kind: str, stacks: Mapping[str, _Stack], inputs: Sequence[TensorSpec]) -> Samples:
     check_names(stacks, inputs)
     count = _count(stacks)
 

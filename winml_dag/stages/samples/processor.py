@@ -14,7 +14,7 @@ import numpy as np
 
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
-from winml_dag.onnxmodel.feeds import InputSpec
+from winml_dag.onnxmodel.inspect import TensorSpec
 from winml_dag.stages.samples import IMAGE_COLUMN, TEXT_COLUMNS
 from winml_dag.stages.samples.arrays import fit
 from winml_dag.stages.samples.samples import Array, Feed
@@ -84,7 +84,7 @@ class Processor:
     """
 
     folder: Path | None
-    inputs: Sequence[InputSpec]
+    inputs: Sequence[TensorSpec]
 
     def feed(self, values: Mapping[str, Any], where: str) -> Feed:
         """Return one sample of *values* by role: an input of the model, or a text or an image to convert.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError, stage_errors_of
-from winml_dag.onnxmodel.feeds import InputSpec
+from winml_dag.onnxmodel.inspect import TensorSpec
 from winml_dag.stages.quality import RANDOM
 from winml_dag.stages.ranges import Provenance, Ranges
 from winml_dag.stages.samples import IMAGE_COLUMN, SUFFIXES, TEXT_COLUMNS, Columns, kind_of
@@ -40,7 +40,7 @@ def dataset_samples(files: Sequence[Path], processor: Processor, mapping: Mappin
     return Samples("text" if is_text else "dataset", range(table.count), read)
 
 
-def _roles(columns: Sequence[str], inputs: Sequence[InputSpec], mapping: Mapping[str, str]) -> Mapping[str, str]:
+def _roles(columns: Sequence[str], inputs: Sequence[TensorSpec], mapping: Mapping[str, str]) -> Mapping[str, str]:
     """Return the columns by role."""
     known = [*(spec.name for spec in inputs), *TEXT_COLUMNS, IMAGE_COLUMN]
     if unknown := sorted(mapping.keys() - set(known)):
@@ -97,7 +97,7 @@ class ValidationSamples:
 
 
 def samples_of(
-    workspace: Workspace, inputs: Sequence[InputSpec], columns: Columns | None, *, slot: str = "data"
+    workspace: Workspace, inputs: Sequence[TensorSpec], columns: Columns | None, *, slot: str = "data"
 ) -> Samples:
     """Call :func:`read_samples` on the stage's input *slot*, with the processor in its input ``processor``."""
     processor = workspace.inputs["processor"] if workspace.has("processor") else None
@@ -107,7 +107,7 @@ def samples_of(
 
 def samples_to_validate(
     workspace: Workspace,
-    inputs: Sequence[InputSpec],
+    inputs: Sequence[TensorSpec],
     columns: Columns | None,
     *,
     count: int | None,
@@ -145,7 +145,7 @@ def samples_to_validate(
 
 
 def read_samples(
-    folder: Path, inputs: Sequence[InputSpec], processor: Path | None, mapping: Mapping[str, str] | None = None
+    folder: Path, inputs: Sequence[TensorSpec], processor: Path | None, mapping: Mapping[str, str] | None = None
 ) -> Samples:
     """Read the data in *folder*, which is one of these:
 

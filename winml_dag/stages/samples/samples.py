@@ -14,7 +14,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from winml_dag.errors import StageError
-from winml_dag.onnxmodel.feeds import Distribution, InputSpec, random_feed
+from winml_dag.onnxmodel.feeds import Distribution, random_feed
+from winml_dag.onnxmodel.inspect import TensorSpec
 from winml_dag.stages.quality import RANDOM
 
 Array: TypeAlias = NDArray[np.generic]
@@ -72,7 +73,9 @@ def chosen_numbers(count: int, most: int, seed: int | None) -> Sequence[int]:
     return sorted(random.Random(seed).sample(range(count), most))
 
 
-def random_samples(inputs: Sequence[InputSpec], count: int, seed: int, distribution: str, purpose: str = "") -> Samples:
+def random_samples(
+    inputs: Sequence[TensorSpec], count: int, seed: int, distribution: str, purpose: str = ""
+) -> Samples:
     """Return random values within each input's range; another *purpose* results in others for the same seed.
 
     Raises:
