@@ -18,8 +18,9 @@ from winml_dag.recipe.capabilities import CATALOG
 from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
+    from winml_dag.onnxmodel.graph import NodeName
     from winml_dag.recipe.capabilities import Capability
-    from winml_dag.stages.optimize.check import Change, NodeName
+    from winml_dag.stages.optimize.check import Change
 
 # Names as typed on the command line: case-insensitive, with hyphens.
 _BY_WORD = {name.lower(): name for name in CATALOG}

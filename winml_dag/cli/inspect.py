@@ -260,7 +260,7 @@ def described_json(inspected: Inspected, top: int) -> JsonObject:
     """Return the description as one object, with all partitions and the *top* largest tensors."""
     model, made = inspected.model, inspected.provenance
     summary, found = model.summary, model.precision
-    left = [{"name": node.name, "op_type": node.op_type} for node in cpu_nodes(model.model)]
+    left = [{"name": node.name, "op_type": node.operator} for node in cpu_nodes(model.model)]
     return {
         "model": str(model.path),
         "size_bytes": model.size,

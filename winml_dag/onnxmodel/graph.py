@@ -126,6 +126,26 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeName:
+    """A node as users see it: its operator, with the domain if that is not the standard's, and its name or output."""
+
+    operator: str
+    name: str
+
+    @classmethod
+    def of(cls, node: Node | NodeProto) -> NodeName:
+        outputs = node.outputs if isinstance(node, Node) else node.output
+        return cls(operator_of(node), node.name or next(iter(outputs), ""))
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.operator})"
+
+
+def operator_of(node: Node | NodeProto) -> str:
+    return f"{node.domain}/{node.op_type}" if node.domain else node.op_type
+
+
+@dataclass(frozen=True, slots=True)
 class Value:
     """A value and its type. ``data_type`` is 0 for a non-tensor; ``dims`` is None if the rank is unknown."""
 

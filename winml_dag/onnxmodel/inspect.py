@@ -26,6 +26,7 @@ from winml_dag.onnxmodel.graph import (
     byte_size,
     dtype_name,
     integer_of,
+    operator_of,
 )
 from winml_dag.onnxmodel.graphfile import read_model
 
@@ -191,7 +192,7 @@ def summarize(path: Path, model: Model) -> ModelSummary:
     tensor_bytes: Counter[str] = Counter()
     for tensor in tensors:
         tensor_bytes[dtype_name(tensor.data_type)] += byte_size(tensor.data_type, tensor.dims) or tensor.stored_bytes
-    op_counts = Counter(f"{node.domain}/{node.op_type}" if node.domain else node.op_type for node in nodes)
+    op_counts = Counter(map(operator_of, nodes))
     constants = {tensor.name for tensor in model.graph.initializers}
     return ModelSummary(
         ir_version=model.ir_version,

@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject
 from winml_dag.ep.registry import ExecutionProvider
 from winml_dag.errors import InputError, StageError, few
-from winml_dag.onnxmodel.graph import QDQ, Graph, Model, Node, all_nodes
+from winml_dag.onnxmodel.graph import QDQ, Graph, Model, Node, NodeName, all_nodes
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.inspect import inspect_model
 
 COMPATIBILITY = "ep_compatibility_info."
 # As many as fit in a sentence; the metrics of compile have all of them.
 _MOST_NAMED = 3
-
-
-@dataclass(frozen=True)
-class CpuNode:
-    """An operator that was left to the CPU; ``op_type`` is prefixed with the domain unless it is ONNX's own."""
-
-    name: str
-    op_type: str
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.op_type})"
 
 
 def read_compiled(path: Path, ep: ExecutionProvider, *, embedded: bool) -> JsonObject:
@@ -61,8 +49,8 @@ def read_compiled(path: Path, ep: ExecutionProvider, *, embedded: bool) -> JsonO
     left = cpu_nodes(model)
     return {
         "ep_context_partitions": len(summary.ep_context),
-        "nodes_on_cpu": dict(sorted(Counter(node.op_type for node in left).items())),
-        "cpu_nodes": [{"name": node.name, "op_type": node.op_type} for node in left],
+        "nodes_on_cpu": dict(sorted(Counter(node.operator for node in left).items())),
+        "cpu_nodes": [{"name": node.name, "op_type": node.operator} for node in left],
         "edge_quantization_nodes": len(_conversions_at_the_edge(model.graph)),
         "ep_sdk_version": ", ".join(sorted({context.sdk_version for context in summary.ep_context})),
         "ep_compatibility_info": summary.metadata.get(COMPATIBILITY + ep.name, ""),
@@ -70,24 +58,18 @@ def read_compiled(path: Path, ep: ExecutionProvider, *, embedded: bool) -> JsonO
     }
 
 
-def cpu_nodes(model: Model) -> tuple[CpuNode, ...]:
+def cpu_nodes(model: Model) -> tuple[NodeName, ...]:
     """Return the operators of the compiled *model* that are left to the CPU, in model order.
 
     Conversions of its inputs and outputs do not count.
     """
     edge = {id(node) for node in _conversions_at_the_edge(model.graph)}
-    return tuple(
-        CpuNode(
-            node.name or next(iter(node.outputs), ""), f"{node.domain}/{node.op_type}" if node.domain else node.op_type
-        )
-        for node in all_nodes(model)
-        if node.op_type != "EPContext" and id(node) not in edge
-    )
+    return tuple(NodeName.of(node) for node in all_nodes(model) if node.op_type != "EPContext" and id(node) not in edge)
 
 
-def first_names(nodes: tuple[CpuNode, ...]) -> str:
+def first_names(nodes: tuple[NodeName, ...]) -> str:
     """Return ``/a (Gather), /b (Cast), /c (Cast) and 4 more``; conversions last, since other operators cause them."""
-    return few([str(node) for node in sorted(nodes, key=lambda node: node.op_type in QDQ)], _MOST_NAMED)
+    return few([str(node) for node in sorted(nodes, key=lambda node: node.operator in QDQ)], _MOST_NAMED)
 
 
 def _conversions_at_the_edge(graph: Graph) -> list[Node]:

@@ -90,7 +90,7 @@ def require_full_offload(models: Iterable[Path]) -> None:
     left = tuple(node for model in models for node in cpu_nodes(read_model(model)))
     if left:
         # No provider takes these in any precision.
-        other = "" if {node.op_type for node in left} <= {"If", "Loop", "Scan"} else " try another precision,"
+        other = "" if {node.operator for node in left} <= {"If", "Loop", "Scan"} else " try another precision,"
         raise StageError(
             f"compile.require_full_offload is set, but {len(left)} of the operators stay on the CPU:"
             f" {first_names(left)}.",

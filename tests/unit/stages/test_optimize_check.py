@@ -12,8 +12,9 @@ from optimize_samples import graph
 
 from winml_dag.cli import run
 from winml_dag.errors import StageError
+from winml_dag.onnxmodel.graph import NodeName
 from winml_dag.stages.optimize import OptimizeTarget
-from winml_dag.stages.optimize.check import Change, NodeName, changes, optional_capabilities
+from winml_dag.stages.optimize.check import Change, changes, optional_capabilities
 
 MODEL = """agraph (float[2, 8] x) => (float[2, 8] y) <float low = {-3.4e38}, float k = {1.702}> {
     [first] a = Max(x, low) [scale] m = Mul(a, k) [gate] s = Sigmoid(m) [out] y = Mul(a, s)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
 import onnx_ir as ir
 from onnx import NodeProto
 
+from winml_dag.onnxmodel.graph import NodeName
 from winml_dag.onnxmodel.inspect import inspect_model
 from winml_dag.onnxmodel.protos import nodes_of
 from winml_dag.recipe.capabilities import CATALOG
@@ -22,14 +23,6 @@ from winml_dag.stages.float_model import refuse_finished
 from winml_dag.stages.optimize import OptimizeTarget, Selection, select
 from winml_dag.stages.optimize.apply import apply_capabilities
 from winml_dag.stages.optimize.levels import run_alone, to_portable_level
-
-
-@dataclass(frozen=True)
-class NodeName:
-    """A node as shown to users: its operator with its domain, and its name, or that of its first output."""
-
-    operator: str
-    name: str
 
 
 @dataclass(frozen=True)
@@ -95,7 +88,7 @@ def _tried(name: str, chosen: Selection, base: Callable[[frozenset[str]], Path],
     if not places:
         return Change(name, 0, left=left)
     found = _compared(name, before, made.path, on=False)
-    return Change(name, places, found.before, found.after, found.constants, left)
+    return replace(found, places=places, left=left)
 
 
 def _compared(name: str, before: Path, after: Path, *, on: bool) -> Change:
@@ -115,12 +108,7 @@ def _compared(name: str, before: Path, after: Path, *, on: bool) -> Change:
 def _nodes(path: Path) -> Counter[tuple[NodeName, bytes]]:
     """All nodes, by name and content. A Constant counts as part of the nodes that read it."""
     model = onnx.load(path, load_external_data=False)
-    return Counter((_named(node), _content(node)) for node in nodes_of(model.graph) if node.op_type != "Constant")
-
-
-def _named(node: NodeProto) -> NodeName:
-    operator = f"{node.domain}/{node.op_type}" if node.domain else node.op_type
-    return NodeName(operator, node.name or next(iter(node.output), ""))
+    return Counter((NodeName.of(node), _content(node)) for node in nodes_of(model.graph) if node.op_type != "Constant")
 
 
 def _content(node: NodeProto) -> bytes:
