@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -158,21 +157,11 @@ class CachedPlan:
         sources = {
             place for place, (_, _, files, _) in enumerate(head["sources"]) if any(file in changed for _, file in files)
         }
-        readers: dict[int, list[int]] = {}
-        for reader, makers in enumerate(head["reads"]):
-            for maker in makers:
-                readers.setdefault(maker, []).append(reader)
-        waiting = deque(
-            node
-            for node, (uses, gives) in enumerate(zip(head["uses"], head["gives"], strict=True))
-            if not sources.isdisjoint(uses) or not changed.isdisjoint(gives)
-        )
         reached: set[int] = set()
-        while waiting:
-            node = waiting.popleft()
-            if node not in reached:
+        # A node comes after those that it reads.
+        for node, (makers, uses, gives) in enumerate(zip(head["reads"], head["uses"], head["gives"], strict=True)):
+            if not (reached.isdisjoint(makers) and sources.isdisjoint(uses) and changed.isdisjoint(gives)):
                 reached.add(node)
-                waiting.extend(readers.get(node, ()))
         return reached
 
     def _graph(self, chosen: Iterable[int], settings: JsonObject) -> BuildGraph:
