@@ -144,7 +144,7 @@ def _of_metadata(path: Path) -> Tagged:
     tags = content.get("nodes") if isinstance(content, Mapping) else None
     statistics = content.get("statistics") if isinstance(content, Mapping) else None
     if not isinstance(tags, Mapping) or not isinstance(statistics, Mapping):
-        raise InputError(f"{path} is not a {HIERARCHY}: it has no nodes.", advice="Give the file that an export made.")
+        raise InputError(f"{path} is not an {HIERARCHY}: it has no nodes.", advice="Give the file that an export made.")
     count = statistics.get("onnx_nodes")
     tree = _module_tree(("", tag) for tag in tags.values() if isinstance(tag, str))
     return Tagged(path, count if isinstance(count, int) else len(tags), tree)

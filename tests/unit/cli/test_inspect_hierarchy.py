@@ -81,5 +81,8 @@ def test_what_tells_of_no_module_is_refused(model: Path, tmp_path: Path, says) -
     set_tags(bare, {})
     onnx.save(bare, model)
     (tmp_path / "other.json").write_text("{}")
-    for path in (model, tmp_path / "other.json", tmp_path / "none.onnx"):
-        says("inspect", path, "-H", code=3)
+    assert "does not say which modules of a PyTorch model" in says("inspect", model, "-H", code=3)
+    assert "is not an export_htp_metadata.json: it has no nodes" in says(
+        "inspect", tmp_path / "other.json", "-H", code=3
+    )
+    assert "does not exist" in says("inspect", tmp_path / "none.onnx", "-H", code=3)

@@ -153,4 +153,4 @@ def test_a_container_has_as_much_as_the_least_of_the_groups_that_it_is_in(tmp_pa
 
 
 def test_what_this_machine_has_is_not_all_given_to_runs() -> None:
-    assert physical_memory_bytes() // 2 >> 40 < memory_for_runs() < physical_memory_bytes()
+    assert 0 < memory_for_runs() < physical_memory_bytes()

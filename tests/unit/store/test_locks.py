@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,8 @@ def test_threads_take_turns(store) -> None:
         for _ in range(5):
             with store.claim(KEY):
                 inside += 1
+                # Lets the other threads run, which would enter here if they could.
+                time.sleep(0.001)
                 most = max(most, inside)
                 inside -= 1
 
