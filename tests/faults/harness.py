@@ -32,6 +32,8 @@ from fault_lab import Impossible, Lab
 # They are forks of a process that has imported this module and nothing else.
 _FORKS = get_context("forkserver")
 _FORKS.set_forkserver_preload(["harness"])
+# Kills lose nothing in memory either, and making and removing thousands of small files there takes a third less time.
+_IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ def run_here(episode: Episode) -> Outcome:
     """Inject the faults of *episode* in this process."""
     started, survived = time.monotonic(), 0
     failure, impossible = "", ""
-    with tempfile.TemporaryDirectory(prefix="faults-") as folder:
+    with tempfile.TemporaryDirectory(prefix="faults-", dir=_IN_MEMORY) as folder:
         try:
             for _ in islice(KINDS[episode.kind].make(Lab(Path(folder), episode.seed)), episode.faults):
                 survived += 1
