@@ -134,7 +134,7 @@ def test_show_says_what_is_missing_and_names_those_that_a_prefix_could_mean(stor
     errors = says("show", "d", code=2)
     assert "7 keys begin with 'd': d000000000000000 (export), d" in errors
     assert "and 2 more" in errors
-    assert "Give more of the one that you mean" in errors
+    assert "Give more characters of one of them" in errors
 
 
 def test_gc_says_what_it_freed(store, says, tells) -> None:

@@ -260,8 +260,8 @@ def test_a_manifest_that_is_none_of_ours_is_refused(out: Path, text: str, words:
 
 def test_a_folder_without_a_manifest_is_refused(out: Path, says) -> None:
     (out / "build_manifest.json").unlink()
-    assert "nothing says what should be in it" in says("verify", "out", code=3)
-    assert "nothing says what model.onnx should be" in says("verify", "out/model.onnx", code=3)
+    assert "so its expected contents are unknown" in says("verify", "out", code=3)
+    assert "so the expected model.onnx is unknown" in says("verify", "out/model.onnx", code=3)
 
 
 def test_outputs_of_own_stages_are_verified_where_they_lie(tmp_path: Path, says) -> None:
