@@ -26,7 +26,6 @@ from winml_dag.file_reading import (
     PER_PATH,
     FirstLooks,
     Signature,
-    differing,
     is_racy,
     look,
     racy,
@@ -117,7 +116,7 @@ def save_plan(
     text = plan_text(planned, {path: place for place, path in enumerate(hashed)})
     entry = Entry.of(header, hashed, seen, hashed.values(), text)
     entry.keep(str(store.folder), ())
-    return CurrentPlan(entry, (), seen, began_ns)
+    return CurrentPlan(entry, (), header.racy, seen, began_ns)
 
 
 def _digest_steering(steering: dict[str, str], store: Store) -> None:
@@ -198,7 +197,7 @@ def keep_finished(
             seen[place * PER_PATH : (place + 1) * PER_PATH] = array("q", signature(paths[place]))
     # Paths that were read or written since the old entry may be racy; so may those that were racy before, or have
     # changed since.
-    suspects = {entry.paths[place] for place in (*header.racy, *differing(entry.seen, current_plan.seen))}
+    suspects = {entry.paths[place] for place in current_plan.doubtful}
     places = {place_of[path] for path in suspects | put.keys() | fresh.keys() if path in place_of}
 
     def may_change_unseen(path: str, changed_ns: int) -> bool:

@@ -343,12 +343,14 @@ def load(cache_dir: str, words: str) -> Entry | None:
 class CurrentPlan:
     """A plan that is still valid.
 
-    ``changed``: indices, in the entry's list of paths, of data, outputs and blobs that have changed; ``seen``: the
-    signatures of all paths during the check, which was not before ``at_ns``.
+    ``changed``: indices, in the entry's list of paths, of data, outputs and blobs that have changed; ``doubtful``: of
+    all paths that had to be read, since their signatures differ or they were racy; ``seen``: the signatures of all
+    paths during the check, which was not before ``at_ns``.
     """
 
     entry: Entry
     changed: tuple[int, ...]
+    doubtful: Sequence[int]
     seen: array[int]
     at_ns: int
 
@@ -386,7 +388,7 @@ def _check(cache_dir: str, entry: Entry, environment: Environment) -> CurrentPla
         young = {*racy(entry.paths, seen, at_ns)}
         still = [place for place in doubtful if place in young and place < header.groups.hashed]
         entry.seen_again(replace(header, racy=still), seen).keep(cache_dir)
-    return CurrentPlan(entry, tuple(changed), seen, at_ns)
+    return CurrentPlan(entry, tuple(changed), doubtful, seen, at_ns)
 
 
 def _is_as_before(entry: Entry, place: int, seen: array[int]) -> bool:
