@@ -96,7 +96,10 @@ def values(declared: Any) -> list[Any]:
     if origin is tuple or origin is Sequence:
         return _lists(arguments)
     if origin is not None and issubclass(origin, Mapping):
-        return [{}, *({key: value} for key in values(arguments[0]) for value in values(arguments[1])[:2])]
+        keys, (*others, last) = values(arguments[0]), values(arguments[1])[:2]
+        # Of words, one shows that the value matters.
+        some = keys[:1] if arguments[0] is str else keys
+        return [{}, *({key: last} for key in keys), *({key: value} for key in some for value in others)]
     if declared is bool:
         return [False, True]
     scalars: Mapping[Any, tuple[Any, ...]] = {int: INTEGERS, float: FLOATS, str: WORDS, type(None): (None,)}

@@ -6,7 +6,6 @@ import hashlib
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -106,20 +105,6 @@ def trouble_of(ask: Callable[[], object]) -> Trouble:
 
 def entry(data: bytes, name: str = "model.onnx") -> FileEntry:
     return FileEntry(name, digest_of(data), len(data))
-
-
-def in_background(work: Callable[[], object]) -> Future[object]:
-    """Return the future result of *work* in a thread."""
-    future: Future[object] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future
 
 
 class Machine:
