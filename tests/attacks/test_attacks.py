@@ -31,7 +31,7 @@ PUSH_TO_MAIN = {
 }
 
 
-def test_without_an_attacker_one_machine_has_what_another_made(machine: MachineMaker, tmp_path: Path) -> None:
+def test_record_of_other_machine_is_used_without_attack(machine: MachineMaker, tmp_path: Path) -> None:
     """The baseline for all other tests."""
     record = machine("read-write").make(b"a model")
     reader = machine()
@@ -44,7 +44,7 @@ def test_without_an_attacker_one_machine_has_what_another_made(machine: MachineM
     assert reader.said == []
 
 
-def test_an_unsigned_record(machine: MachineMaker, server: FaultyServer) -> None:
+def test_unsigned_record_is_rejected(machine: MachineMaker, server: FaultyServer) -> None:
     record = machine("read-write").make()
     server.content[place("main", record)] = envelope(record, "main", key="")
 
@@ -53,7 +53,7 @@ def test_an_unsigned_record(machine: MachineMaker, server: FaultyServer) -> None
     assert "nobody has signed it" in reader.said[0]
 
 
-def test_a_record_signed_with_a_key_that_nobody_gave_out(machine: MachineMaker, server: FaultyServer) -> None:
+def test_record_signed_with_unknown_secret_is_rejected(machine: MachineMaker, server: FaultyServer) -> None:
     record = machine("read-write").make()
     server.content[place("main", record)] = envelope(record, "main", key="main:" + "A" * 43 + "=")
 
@@ -62,7 +62,7 @@ def test_a_record_signed_with_a_key_that_nobody_gave_out(machine: MachineMaker, 
     assert "its signature does not match the key 'main'" in reader.said[0]
 
 
-def test_a_record_that_was_changed_after_it_was_signed(machine: MachineMaker, server: FaultyServer) -> None:
+def test_record_changed_after_signing_is_rejected(machine: MachineMaker, server: FaultyServer) -> None:
     record = machine("read-write").make(b"a model")
     poisoned = digest_bytes(b"another model", "sha256")
     server.content[f"/main/cas/{poisoned.partition(':')[2]}"] = b"another model"
@@ -74,7 +74,7 @@ def test_a_record_that_was_changed_after_it_was_signed(machine: MachineMaker, se
     assert "its signature does not match the key 'main'" in reader.said[0]
 
 
-def test_a_swapped_blob(machine: MachineMaker, server: FaultyServer, tmp_path: Path) -> None:
+def test_swapped_blob_is_rejected(machine: MachineMaker, server: FaultyServer, tmp_path: Path) -> None:
     record = machine("read-write").make(b"a model")
     blob = f"/main/cas/{record.files()[0].digest.partition(':')[2]}"
     server.content[blob] = b"A model"
@@ -89,7 +89,7 @@ def test_a_swapped_blob(machine: MachineMaker, server: FaultyServer, tmp_path: P
     assert "has other bytes" in reader.said[0]
 
 
-def test_a_record_under_another_key(machine: MachineMaker, server: FaultyServer) -> None:
+def test_record_under_another_key_is_rejected(machine: MachineMaker, server: FaultyServer) -> None:
     """As if an older, correctly signed model were the result of a newer recipe."""
     builder = machine("read-write")
     old, new = builder.make(b"old", opset=17), builder.make(b"new", opset=21)
@@ -100,7 +100,7 @@ def test_a_record_under_another_key(machine: MachineMaker, server: FaultyServer)
     assert "it is that of another key" in reader.said[0]
 
 
-def test_an_older_record_of_the_same_key(machine: MachineMaker, server: FaultyServer) -> None:
+def test_older_record_of_same_key_is_accepted_until_key_is_revoked(machine: MachineMaker, server: FaultyServer) -> None:
     """It is accepted: equal keys mean equal work. To revoke wrong results, revoke the key that signed them."""
     record = machine("read-write").make(b"first")
     old = server.content[place("main", record)]
@@ -114,7 +114,7 @@ def test_an_older_record_of_the_same_key(machine: MachineMaker, server: FaultySe
 
 
 @pytest.mark.parametrize("name", ["../../escaped", "/tmp/escaped", "C:\\escaped", "NUL", "a/../../escaped"])
-def test_an_output_whose_name_leaves_its_folder(name: str, machine: MachineMaker, server: FaultyServer) -> None:
+def test_output_name_outside_folder_is_rejected(name: str, machine: MachineMaker, server: FaultyServer) -> None:
     """Signed by a trusted machine that has been compromised."""
     record = machine("read-write").make()
     server.content[place("main", record)] = forge(
@@ -127,7 +127,7 @@ def test_an_output_whose_name_leaves_its_folder(name: str, machine: MachineMaker
     assert not list(reader.folder.parent.rglob("*escaped*"))
 
 
-def test_two_outputs_whose_names_differ_by_case_only(machine: MachineMaker, server: FaultyServer) -> None:
+def test_output_names_differing_only_in_case_are_rejected(machine: MachineMaker, server: FaultyServer) -> None:
     """On Windows and macOS the second would overwrite the first, which was verified."""
     record = machine("read-write").make()
 
@@ -151,7 +151,7 @@ class Payload:
         return os.mkdir, (str(self.proof),)
 
 
-def test_a_pickle_in_place_of_a_record(machine: MachineMaker, server: FaultyServer, tmp_path: Path) -> None:
+def test_pickle_as_record_is_rejected(machine: MachineMaker, server: FaultyServer, tmp_path: Path) -> None:
     record = machine("read-write").make()
     server.content[place("main", record)] = pickle.dumps(Payload(tmp_path / "proof"))
 
@@ -161,7 +161,7 @@ def test_a_pickle_in_place_of_a_record(machine: MachineMaker, server: FaultyServ
     assert not (tmp_path / "proof").exists()
 
 
-def test_a_pickle_in_the_index_of_a_cache_folder(machine: MachineMaker, tmp_path: Path) -> None:
+def test_pickle_in_cache_index_is_not_executed(machine: MachineMaker, tmp_path: Path) -> None:
     """Another job may have written the cache folder that CI restores: diskcache would run code from its database."""
     reader = machine()
     record = machine("read-write").make()
@@ -177,9 +177,7 @@ def test_a_pickle_in_the_index_of_a_cache_folder(machine: MachineMaker, tmp_path
 
 
 @pytest.mark.parametrize("fault", [Fault.ENDLESS, Fault.ENDLESS_CHUNKS], ids=["50 GB", "without an end"])
-def test_an_endless_answer_to_a_question_for_a_record(
-    fault: Fault, machine: MachineMaker, server: FaultyServer
-) -> None:
+def test_endless_record_response_is_cut_off(fault: Fault, machine: MachineMaker, server: FaultyServer) -> None:
     record = machine("read-write").make()
     server.switch_on(fault, method="GET", below="ac")
 
@@ -191,7 +189,7 @@ def test_an_endless_answer_to_a_question_for_a_record(
 
 
 @pytest.mark.parametrize("fault", [Fault.ENDLESS, Fault.ENDLESS_CHUNKS], ids=["50 GB", "without an end"])
-def test_an_endless_answer_to_a_question_for_a_blob(
+def test_endless_blob_response_is_cut_off(
     fault: Fault, machine: MachineMaker, server: FaultyServer, tmp_path: Path
 ) -> None:
     record = machine("read-write").make(b"x" * 1000)
@@ -204,7 +202,7 @@ def test_an_endless_answer_to_a_question_for_a_blob(
     assert sum(path.stat().st_size for path in reader.folder.rglob("*") if path.is_file()) < 1 << 20
 
 
-def test_an_answer_that_unpacks_to_far_more(machine: MachineMaker, server: FaultyServer) -> None:
+def test_compressed_response_is_rejected(machine: MachineMaker, server: FaultyServer) -> None:
     """Nothing is ever decompressed, so a decompression bomb has no effect."""
     record = machine("read-write").make()
     server.switch_on(Fault.ENCODED, method="GET", below="ac")
@@ -215,7 +213,7 @@ def test_an_answer_that_unpacks_to_far_more(machine: MachineMaker, server: Fault
 
 
 @pytest.mark.parametrize("accept", ["", "1"], ids=["signed", "unsigned accepted"])
-def test_a_bomb_of_nesting(accept: str, machine: MachineMaker, server: FaultyServer) -> None:
+def test_deeply_nested_record_is_rejected(accept: str, machine: MachineMaker, server: FaultyServer) -> None:
     record = machine("read-write").make()
     server.content[place("main", record)] = b'{"format":1}\n' + b"[" * 4_000_000 + b"\n"
 
@@ -224,9 +222,7 @@ def test_a_bomb_of_nesting(accept: str, machine: MachineMaker, server: FaultySer
     assert ("it is not JSON as we write it" if accept else "nobody has signed it") in reader.said[0]
 
 
-def test_a_pull_request_that_is_configured_to_write_what_main_reads(
-    machine: MachineMaker, server: FaultyServer
-) -> None:
+def test_pull_request_configured_for_main_cannot_write_there(machine: MachineMaker, server: FaultyServer) -> None:
     """The configuration is part of what a pull request can change."""
     before = dict(server.content)
     pull = machine("read-write", keys=f"{PULL},{MAIN}", **PULL_REQUEST)
@@ -243,7 +239,7 @@ def test_a_pull_request_that_is_configured_to_write_what_main_reads(
     assert machine("read-write", keys=f"{PULL},{MAIN}", **PULL_REQUEST).look(record) is not None
 
 
-def test_a_pull_request_that_moves_its_record_to_main(machine: MachineMaker, server: FaultyServer) -> None:
+def test_pull_request_record_moved_to_main_is_rejected(machine: MachineMaker, server: FaultyServer) -> None:
     """With credentials that may write there, and with main's key, which signs for its own namespace only."""
     record = machine("read-write", keys=MAIN, **PULL_REQUEST).make(b"poison")
     server.content[place("main", record)] = server.content[place("pull/12", record)]
@@ -253,7 +249,7 @@ def test_a_pull_request_that_moves_its_record_to_main(machine: MachineMaker, ser
     assert "it was made for the namespace 'pull/12', not for 'main'" in reader.said[0]
 
 
-def test_a_pull_request_that_signs_for_main_with_its_own_key(machine: MachineMaker, server: FaultyServer) -> None:
+def test_pull_request_key_is_not_trusted_for_main(machine: MachineMaker, server: FaultyServer) -> None:
     record = machine("read-write").make()
     server.content[place("main", record)] = envelope(record, "main", key=PULL)
 
@@ -270,7 +266,7 @@ def test_a_pull_request_that_signs_for_main_with_its_own_key(machine: MachineMak
     assert "the key 'pull', which this remote is not trusted with" in developer.said[0]
 
 
-def test_a_colleague_who_puts_what_a_pull_request_made_into_main(
+def test_pull_request_record_is_not_republished_to_main(
     machine: MachineMaker, server: FaultyServer, tmp_path: Path
 ) -> None:
     """They inspect its results, which puts them into their cache, and push everything they have, signed by
@@ -294,7 +290,7 @@ def test_a_colleague_who_puts_what_a_pull_request_made_into_main(
     assert "it comes from the namespace 'pull/12' of a pull request" in colleague.said[0]
 
 
-def test_an_unsigned_record_that_somebody_believes_and_puts_where_all_is_signed(
+def test_unsigned_record_is_not_republished_as_signed(
     machine: MachineMaker, server: FaultyServer, tmp_path: Path
 ) -> None:
     """They accept unsigned records in their own folder, and push everything they have to their team."""
@@ -318,13 +314,13 @@ def test_an_unsigned_record_that_somebody_believes_and_puts_where_all_is_signed(
     assert len(colleague.said) == 4
 
 
-def test_a_pull_request_without_any_key(machine: MachineMaker) -> None:
+def test_pull_request_without_key_is_refused(machine: MachineMaker) -> None:
     """From a fork, which gets no secrets: it has no key to verify with, so the user must decide."""
     with pytest.raises(UsageError, match="no key to check the records of"):
         machine("read-write", keys="", **PULL_REQUEST).make()
 
 
-def test_a_project_that_leads_the_token_to_a_server_of_its_own(machine: MachineMaker, server: FaultyServer) -> None:
+def test_token_is_not_sent_to_server_of_project(machine: MachineMaker, server: FaultyServer) -> None:
     record = machine("read-write").make()
     project = f'[[remote]]\nurl = "{server.url}"\n'
 
@@ -343,7 +339,7 @@ def test_a_project_that_leads_the_token_to_a_server_of_its_own(machine: MachineM
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links need a right there")
-def test_links_in_a_folder_that_is_shared(machine: MachineMaker, tmp_path: Path) -> None:
+def test_links_in_shared_folder_are_not_followed(machine: MachineMaker, tmp_path: Path) -> None:
     """Whoever can write to the folder replaces a blob, a record or a folder by a link."""
     shared = tmp_path / "shared"
     url = shared.as_uri()
@@ -369,7 +365,7 @@ def test_links_in_a_folder_that_is_shared(machine: MachineMaker, tmp_path: Path)
     assert (tmp_path / "secret").read_bytes() == SECRET
 
 
-def test_a_record_whose_blob_has_a_weak_digest(machine: MachineMaker, server: FaultyServer) -> None:
+def test_record_with_weak_blob_digest_is_rejected(machine: MachineMaker, server: FaultyServer) -> None:
     """xxh3 is fast and used by caches without a remote, but a file with a given digest is easy to construct."""
     record = machine("read-write").make()
     weak = Artifact.of([FileEntry("model.onnx", digest_bytes(b"a model"), 7)])
@@ -382,7 +378,7 @@ def test_a_record_whose_blob_has_a_weak_digest(machine: MachineMaker, server: Fa
     assert "is not a sha256" in reader.said[0]
 
 
-def test_a_record_that_says_it_was_made_from_something_else(machine: MachineMaker, server: FaultyServer) -> None:
+def test_record_with_mismatched_inputs_is_rejected(machine: MachineMaker, server: FaultyServer) -> None:
     record = machine("read-write").make()
     server.content[place("main", record)] = forge(
         record, "main", key=MAIN, change=lambda told: told.update(toolchain={"onnx": "9"})
@@ -393,7 +389,7 @@ def test_a_record_that_says_it_was_made_from_something_else(machine: MachineMake
     assert "its key is not made from what it says" in reader.said[0]
 
 
-def test_a_record_that_does_something_to_a_terminal(machine: MachineMaker, server: FaultyServer) -> None:
+def test_record_with_control_characters_is_rejected(machine: MachineMaker, server: FaultyServer) -> None:
     record = machine("read-write").make()
     server.content[place("main", record)] = forge(
         record, "main", key=MAIN, change=lambda told: told.update(made_by="\x1b]0;owned\x07")

@@ -30,7 +30,7 @@ def siege(tmp_path: Path) -> Siege:
     return Siege(Site(tmp_path))
 
 
-def test_a_schedule_without_faults_passes(siege: Siege) -> None:
+def test_schedule_without_faults_passes(siege: Siege) -> None:
     siege.play(
         [
             Build(twice=True),
@@ -43,28 +43,26 @@ def test_a_schedule_without_faults_passes(siege: Siege) -> None:
     )
 
 
-def test_a_result_of_other_inputs_under_a_key_is_found(siege: Siege, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_result_under_key_is_detected(siege: Siege, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WatchedFile, "check", lambda *_: None)
     schedule: list[Step] = [Build(during=there_and_back(time, 7)) for time in range(1, 4)]
     with pytest.raises(AssertionError, match=r"These are wrong .*build/mark.txt"):
         siege.play(schedule)
 
 
-def test_a_file_outside_that_is_touched_is_found(siege: Siege, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_touched_outside_file_is_detected(siege: Siege, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "_kept", lambda recipe: recipe.parent / ".winml-dag" / recipe.name)
     with pytest.raises(AssertionError, match=r"Files were touched that are none of the build's: .*build_manifest.json"):
         siege.play([Build(), Do("bookkeeping_leads_outside"), Build()])
 
 
-def test_a_build_that_fails_although_nothing_is_in_its_way_is_found(
-    siege: Siege, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unexplained_build_failure_is_detected(siege: Siege, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Do, "may_block", False)
     with pytest.raises(AssertionError, match="Nothing was in the way"):
         siege.play([Do("remove_input")])
 
 
-def test_a_traceback_is_found(siege: Siege, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traceback_is_detected(siege: Siege, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: Path) -> Path:
         raise ZeroDivisionError
 
@@ -73,7 +71,7 @@ def test_a_traceback_is_found(siege: Siege, monkeypatch: pytest.MonkeyPatch) -> 
         siege.play([Build()])
 
 
-def test_moves_happen_in_the_middle_of_a_build(siege: Siege) -> None:
+def test_moves_happen_during_build(siege: Siege) -> None:
     """Otherwise a schedule would not test disturbances."""
     before = (siege.site.project / TWIN).read_text()
     moves = [At("call", 9, Do("set_variable", 7)), At("after place", 1, Do("edit_twin", 7))]

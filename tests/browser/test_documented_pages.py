@@ -24,7 +24,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ["report", "graph"])
-def test_a_documented_page_fits_the_window(opened, name: str) -> None:
+def test_documented_page_fits_window(opened, name: str) -> None:
     for width, height in ((400, 800), (1200, 850)):
         page = opened(name, width=width)
         page.set_viewport_size({"width": width, "height": height})

@@ -59,7 +59,7 @@ def focused(page) -> str:
     return page.evaluate("document.activeElement.getAttribute('aria-label')")
 
 
-def test_every_stage_is_drawn_once_and_tells_all_of_itself(opened) -> None:
+def test_every_stage_is_drawn_once_with_details(opened) -> None:
     page = opened("small")
     assert page.locator(".box").count() == len(SMALL.boxes)
     assert page.locator(".box.reused").count() == 3
@@ -83,7 +83,7 @@ def test_every_stage_is_drawn_once_and_tells_all_of_itself(opened) -> None:
     assert "quant.samples: 5 -> 6" in told
 
 
-def test_a_search_a_click_and_the_legend_light_up_what_they_are_about(opened) -> None:
+def test_search_click_and_legend_highlight_boxes(opened) -> None:
     page = opened("small")
     page.fill("#search", "model1/w0")
     assert page.inner_text("#found") == "4 stages in 1 build"
@@ -125,7 +125,7 @@ def test_a_search_a_click_and_the_legend_light_up_what_they_are_about(opened) ->
     assert page.locator(".box.ran").count() == 18
 
 
-def test_arrow_keys_follow_the_lines(opened) -> None:
+def test_arrow_keys_follow_edges(opened) -> None:
     page = opened("small")
     box(page, "export", "model1").focus()
     page.keyboard.press("ArrowRight")
@@ -143,7 +143,7 @@ def test_arrow_keys_follow_the_lines(opened) -> None:
     assert page.locator(".box.on").count() == 0
 
 
-def test_zooming_and_panning_by_wheel_buttons_keys_and_drag(opened) -> None:
+def test_zoom_and_pan_by_wheel_buttons_keys_and_drag(opened) -> None:
     page = opened("small")
     began = scale(page)
     page.mouse.move(400, 500)
@@ -175,7 +175,7 @@ def test_zooming_and_panning_by_wheel_buttons_keys_and_drag(opened) -> None:
     assert page.locator("#drawing > g").get_attribute("transform") == whole
 
 
-def test_a_large_graph_begins_folded_and_unfolds_to_the_stages_of_a_group(opened) -> None:
+def test_large_graph_starts_folded_and_unfolds_group(opened) -> None:
     page = opened("large")
     assert page.get_attribute("#fold", "aria-pressed") == "true"
     assert page.locator(".box").count() < 20
@@ -191,7 +191,7 @@ def test_a_large_graph_begins_folded_and_unfolds_to_the_stages_of_a_group(opened
     assert page.inner_text("#found") == "4 boxes in 1 build"
 
 
-def test_names_are_shown_as_they_are_and_never_run(opened) -> None:
+def test_hostile_names_are_shown_as_text(opened) -> None:
     page = opened("hostile")
     page.locator(".box").hover()
     assert page.inner_text("#details").count(EVIL) >= 3
@@ -201,7 +201,7 @@ def test_names_are_shown_as_they_are_and_never_run(opened) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_light_and_dark_follow_the_system_and_a_button_turns_them_around(opened, scheme: str) -> None:
+def test_colour_scheme_follows_system_and_button_toggles_it(opened, scheme: str) -> None:
     page = opened("small", width=400, scheme=scheme)
     colour = "getComputedStyle(document.body).backgroundColor"
     before = page.evaluate(colour)

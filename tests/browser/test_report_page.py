@@ -37,7 +37,7 @@ def by_size(row: Row) -> int:
     return row.size.model
 
 
-def test_the_answer_comes_first(opened) -> None:
+def test_answer_and_totals_are_shown(opened) -> None:
     page = opened("small")
     assert page.title() == SMALL.name
     assert "Best for bert-base on npu: w8a16, 7.89 ms, 0.21 % worse in accuracy." in page.inner_text(".answer")
@@ -46,7 +46,7 @@ def test_the_answer_comes_first(opened) -> None:
     assert re.search(r"SAVED BY REUSE\s+40 min 12 s", totals.upper().replace("MIN", "min").replace(" S", " s"))
 
 
-def test_a_click_or_a_key_sorts_and_the_next_one_turns_around_with_what_is_missing_last(opened) -> None:
+def test_click_or_key_sorts_and_missing_values_come_last(opened) -> None:
     page = opened("small")
     values = {
         "size": lambda row: row.size and row.size.model,
@@ -75,7 +75,7 @@ def test_a_click_or_a_key_sorts_and_the_next_one_turns_around_with_what_is_missi
     assert names(page)[0] == "bert-base/fp16/cpu"
 
 
-def test_words_and_choices_filter_together_and_are_cleared(opened) -> None:
+def test_search_and_choices_combine_and_clear(opened) -> None:
     page = opened("small")
     find = page.get_by_label("Find")
     find.fill("BERT npu")
@@ -118,7 +118,7 @@ def test_columns_are_shown_and_hidden(opened) -> None:
     assert all(text.strip() for text in page.locator("#table tbody").locator("th, td").all_inner_texts())
 
 
-def test_every_place_of_the_heat_map_says_something(opened) -> None:
+def test_every_heat_map_cell_has_text(opened) -> None:
     page = opened("small")
     for measure in ("p50", "size", "cosine", "drop", "cpu-nodes", "status"):
         choose(page, "heat", "Show", measure)
@@ -152,7 +152,7 @@ def test_every_place_of_the_heat_map_says_something(opened) -> None:
     assert tooltip.is_hidden()
 
 
-def test_a_pointer_gets_the_tooltip_too_and_it_stays_inside_the_window(opened) -> None:
+def test_hover_tooltip_stays_inside_window(opened) -> None:
     page = opened("small", width=360)
     page.locator("#heat tbody a", has_text="failed").hover()
     tooltip = page.locator("#tooltip")
@@ -162,7 +162,7 @@ def test_a_pointer_gets_the_tooltip_too_and_it_stays_inside_the_window(opened) -
     assert box["x"] + box["width"] <= 360
 
 
-def test_a_build_has_a_page_of_its_own_and_back_leads_to_where_one_was(opened) -> None:
+def test_build_page_opens_and_back_restores_position(opened) -> None:
     page = opened("small")
     page.get_by_label("Find").fill("npu")
     link = page.locator("#table tbody a", has_text=FAILED)
@@ -185,7 +185,7 @@ def test_a_build_has_a_page_of_its_own_and_back_leads_to_where_one_was(opened) -
     assert page.evaluate("window.scrollY") == scrolled
 
 
-def test_the_page_of_a_build_tells_how_it_came_about(opened) -> None:
+def test_build_page_shows_stages_and_versions(opened) -> None:
     page = opened("compared", at_cell(W8A16))
     row = next(row for row in SMALL.rows if row.name == W8A16)
     stages = page.locator("#cell .stages tbody tr")
@@ -200,7 +200,7 @@ def test_the_page_of_a_build_tells_how_it_came_about(opened) -> None:
     assert all(one["x"] + one["width"] <= other["x"] + 1 for one, other in itertools.pairwise(ran))
 
 
-def test_what_was_not_measured_says_why_and_the_command_is_copied(opened) -> None:
+def test_unmeasured_value_has_reason_and_command_is_copied(opened) -> None:
     page = opened("small", at_cell("clip-text/fp32/cpu"))
     assert "eval has no data for feature-extraction: set eval.dataset." in page.inner_text("#cell")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -210,14 +210,14 @@ def test_what_was_not_measured_says_why_and_the_command_is_copied(opened) -> Non
     assert page.evaluate("navigator.clipboard.readText()") == command
 
 
-def test_an_address_of_no_build_says_so(opened) -> None:
+def test_unknown_build_address_shows_message(opened) -> None:
     page = opened("small", "#cell/no%E0such")
     assert page.locator("#cell-title").inner_text() == "There is no such build in this report"
     page.get_by_role("link", name="All builds").click()
     assert len(names(page)) == 41
 
 
-def test_the_line_of_a_plot_joins_what_nothing_beats(opened) -> None:
+def test_plot_marks_pareto_front(opened) -> None:
     page = opened("small")
     choose(page, "trade-offs", "Quality", "cosine")
     known = [row for row in SMALL.rows if row.model == "bert-base" and row.latency and row.quality]
@@ -237,7 +237,7 @@ def labels_of(links) -> list[str]:
     return [links.nth(place).get_attribute("aria-label") for place in range(links.count())]
 
 
-def test_what_an_emulator_took_is_compared_with_nothing(opened) -> None:
+def test_emulated_latency_is_excluded_from_comparison(opened) -> None:
     page = opened("small")
     cell = page.locator("#heat tbody tr", has_text="clip-text").locator("td").nth(8)
     assert "5.58 ms" in cell.inner_text()
@@ -251,7 +251,7 @@ def test_what_an_emulator_took_is_compared_with_nothing(opened) -> None:
     assert not [label for label in labels_of(plot.locator("a.mark")) if "npu" in label]
 
 
-def test_a_point_is_reached_by_arrows_and_leads_to_its_build(opened) -> None:
+def test_plot_points_are_reached_by_arrow_keys(opened) -> None:
     page = opened("small")
     plot = page.locator("figure[data-measure=size]")
     assert plot.locator("a[tabindex='0']").count() == 1
@@ -262,7 +262,7 @@ def test_a_point_is_reached_by_arrows_and_leads_to_its_build(opened) -> None:
     assert page.locator("#cell-title").inner_text() == name
 
 
-def test_a_trial_that_won_stands_for_its_build(opened) -> None:
+def test_winning_trial_represents_its_build(opened) -> None:
     page = opened("small")
     cell = page.locator("#heat tbody td", has_text="keep-6")
     assert "winner" in cell.inner_text()
@@ -271,7 +271,7 @@ def test_a_trial_that_won_stands_for_its_build(opened) -> None:
     assert "bert-base/w8a8/npu" in page.locator("#cell .facts").first.get_by_role("link").all_inner_texts()
 
 
-def test_goals_tell_the_winner_and_what_ruled_out_the_others(opened) -> None:
+def test_goals_show_winner_and_rejected_candidates(opened) -> None:
     page = opened("small")
     page.get_by_text("All candidates").click()
     text = page.inner_text("#goals")
@@ -288,7 +288,7 @@ def test_goals_tell_the_winner_and_what_ruled_out_the_others(opened) -> None:
     assert page.locator("#goals tr.winner").first.inner_text().startswith(W8A16)
 
 
-def test_regressions_come_first_and_are_marked_by_more_than_colour(opened) -> None:
+def test_regressions_come_first_with_symbols(opened) -> None:
     page = opened("compared")
     assert page.locator("#overview > section").first.get_attribute("id") == "comparison"
     worse, better = page.locator("#comparison .changes").nth(0), page.locator("#comparison .changes").nth(1)
@@ -301,7 +301,7 @@ def test_regressions_come_first_and_are_marked_by_more_than_colour(opened) -> No
     assert "of 32 builds are worse than in out/summer" in page.inner_text(".answer")
 
 
-def test_two_builds_are_beside_each_other_with_what_differs(opened) -> None:
+def test_two_builds_are_compared_side_by_side(opened) -> None:
     page = opened("small")
     choose(page, "beside", "Build", "bert-base/fp32/cpu")
     choose(page, "beside", "Compare with", W8A16)
@@ -313,7 +313,7 @@ def test_two_builds_are_beside_each_other_with_what_differs(opened) -> None:
     assert page.locator("#beside tbody tr").count() == 0
 
 
-def test_a_narrow_window_shows_each_build_as_a_card_and_cuts_nothing(opened) -> None:
+def test_narrow_window_shows_builds_as_cards(opened) -> None:
     page = opened("compared", width=400)
     cut = "[...document.querySelectorAll('.scroller')].filter((one) => one.scrollWidth > one.clientWidth + 1).length"
     assert page.evaluate(cut) == 0
@@ -321,7 +321,7 @@ def test_a_narrow_window_shows_each_build_as_a_card_and_cuts_nothing(opened) -> 
     assert page.evaluate("(one) => getComputedStyle(one, '::before').content", size.element_handle()) == '"Size"'
 
 
-def test_a_report_of_which_nothing_is_known_is_shown_too(opened) -> None:
+def test_bare_report_is_shown(opened) -> None:
     page = opened("bare")
     assert names(page) == ["out"]
     page.locator("#heat tbody a").click()
@@ -329,7 +329,7 @@ def test_a_report_of_which_nothing_is_known_is_shown_too(opened) -> None:
     assert "No command was kept." in page.inner_text("#cell")
 
 
-def test_five_hundred_builds_are_sorted_and_filtered_without_making_them_anew(opened) -> None:
+def test_sorting_500_builds_creates_no_elements(opened) -> None:
     """Creating elements is expensive; both only move or hide the existing ones that need it."""
     page = opened("large")
     assert len(names(page)) == 500

@@ -59,7 +59,7 @@ def test_all_text_has_contrast_in_light_and_dark(opened) -> None:
             assert page.evaluate(_TOO_WEAK) == {}
 
 
-def test_the_system_chooses_light_or_dark_and_the_switch_overrules_it(opened) -> None:
+def test_colour_switch_overrides_system_and_persists(opened) -> None:
     page = opened("small", scheme="dark")
     ground = "getComputedStyle(document.documentElement).backgroundColor"
     dark = page.evaluate(ground)
@@ -76,7 +76,7 @@ def test_the_system_chooses_light_or_dark_and_the_switch_overrules_it(opened) ->
 
 
 @pytest.mark.parametrize("name", ["compared", "hostile"])
-def test_a_narrow_window_scrolls_in_one_direction(opened, name: str) -> None:
+def test_narrow_window_has_no_horizontal_scroll(opened, name: str) -> None:
     page = opened(name, width=360)
     assert page.evaluate(_WIDER_THAN_WINDOW) is False
     page.locator("#table tbody a").first.click()
@@ -84,7 +84,7 @@ def test_a_narrow_window_scrolls_in_one_direction(opened, name: str) -> None:
     assert page.evaluate(_WIDER_THAN_WINDOW) is False
 
 
-def test_the_first_key_leads_past_all_to_the_table(opened) -> None:
+def test_first_tab_skips_to_table(opened) -> None:
     page = opened("small")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to the table of builds"
@@ -93,7 +93,7 @@ def test_the_first_key_leads_past_all_to_the_table(opened) -> None:
     assert page.evaluate("document.activeElement.closest('section').id") == "table"
 
 
-def test_tables_are_tables_with_headings_for_those_who_listen(opened) -> None:
+def test_tables_and_regions_are_labelled_for_screen_readers(opened) -> None:
     page = opened("small")
     assert page.get_by_role("table", name="All builds. A heading is a button that sorts by its column.").count() == 1
     assert page.get_by_role("columnheader", name="Size").count() == 1
@@ -104,7 +104,7 @@ def test_tables_are_tables_with_headings_for_those_who_listen(opened) -> None:
         assert region.get_attribute("aria-label") or region.get_attribute("aria-labelledby")
 
 
-def test_on_paper_there_are_all_rows_and_no_controls_in_light_colours(opened) -> None:
+def test_print_shows_all_rows_without_controls(opened) -> None:
     page = opened("small", scheme="dark")
     page.emulate_media(media="print", color_scheme="dark")
     assert page.evaluate("getComputedStyle(document.documentElement).backgroundColor") == "rgb(255, 255, 255)"
@@ -117,7 +117,7 @@ def test_on_paper_there_are_all_rows_and_no_controls_in_light_colours(opened) ->
     assert page.pdf(print_background=False).startswith(b"%PDF")
 
 
-def test_what_stands_in_names_and_logs_is_text_wherever_it_is_shown(opened) -> None:
+def test_hostile_names_and_logs_are_shown_as_text(opened) -> None:
     page = opened("hostile")
     page.locator("details.columns button", has_text="All").dispatch_event("click")
     for link in page.locator("#heat tbody a").all():
@@ -133,7 +133,7 @@ def test_what_stands_in_names_and_logs_is_text_wherever_it_is_shown(opened) -> N
     assert "\u202e" not in page.inner_text("body")
 
 
-def test_odd_names_have_addresses(opened) -> None:
+def test_odd_names_have_working_addresses(opened) -> None:
     page = opened("hostile")
     page.locator("#table tbody a", has_text="100 %").click()
     assert page.locator("#cell-title").inner_text() == "100 % ?#?&"
@@ -141,7 +141,7 @@ def test_odd_names_have_addresses(opened) -> None:
     assert page.locator("#cell-title").inner_text() == "100 % ?#?&"
 
 
-def test_the_policy_stops_what_would_run_or_connect(browser, pages) -> None:
+def test_csp_blocks_scripts_images_and_requests(browser, pages) -> None:
     page = browser.new_page()
     page.goto((pages / "small.html").as_uri())
     page.evaluate("""() => {

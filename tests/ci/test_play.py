@@ -85,7 +85,7 @@ def server(tmp_path: Path) -> Iterator[Nginx]:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="the steps of both files are for bash")
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_main_writes_what_later_machines_reuse_and_pull_requests_write_what_only_they_read(
+def test_main_fills_cache_and_pull_requests_are_isolated(
     system: str, tools: Path, server: Nginx, tmp_path: Path
 ) -> None:
     team = Team(tmp_path, SYSTEMS[system], server, tools)
@@ -117,7 +117,7 @@ def test_main_writes_what_later_machines_reuse_and_pull_requests_write_what_only
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the steps of both files are for bash")
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_a_run_ends_where_there_is_no_plan(system: str, tools: Path, server: Nginx, tmp_path: Path) -> None:
+def test_ci_run_fails_when_plan_fails(system: str, tools: Path, server: Nginx, tmp_path: Path) -> None:
     team = Team(tmp_path, SYSTEMS[system], server, tools)
     team.break_the_recipe()
     with pytest.raises(RuntimeError, match=r"ended with 2:\n.*models\.yaml"):

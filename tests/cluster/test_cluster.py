@@ -44,7 +44,7 @@ def _files(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
 
 
-def test_a_sweep_is_byte_for_byte_that_of_one_machine_though_a_worker_dies_in_a_stage(models: Lab) -> None:
+def test_cluster_sweep_equals_local_when_worker_dies(models: Lab) -> None:
     lab = models
     lab.want_hanging()
     building = lab.start_build("there", "cache-of-builds", "-c", "sweep.yaml", *FEW, *lab.there)
@@ -61,7 +61,7 @@ def test_a_sweep_is_byte_for_byte_that_of_one_machine_though_a_worker_dies_in_a_
 
 
 @pytest.mark.parametrize(("number", "model"), [(signal.SIGINT, "three"), (signal.SIGKILL, "four")])
-def test_a_build_that_ends_early_leaves_nothing_running(models: Lab, number: int, model: str) -> None:
+def test_ended_build_leaves_no_running_stage(models: Lab, number: int, model: str) -> None:
     models.want_hanging()
     on_workers_that_can_hang = (*FEW, *models.there, "--worker-tag", "spare")
     building = models.start_build("ended", f"cache-{model}", "--onnx", f"{model}.onnx", *on_workers_that_can_hang)
@@ -73,7 +73,7 @@ def test_a_build_that_ends_early_leaves_nothing_running(models: Lab, number: int
     assert not (models.folder / "ended").exists()
 
 
-def test_a_build_that_is_killed_takes_its_own_workers_along(models: Lab) -> None:
+def test_killed_build_ends_its_own_workers(models: Lab) -> None:
     import psutil  # comes with dask
 
     models.want_hanging()
@@ -87,7 +87,7 @@ def test_a_build_that_is_killed_takes_its_own_workers_along(models: Lab) -> None
         psutil.Process(hanging.worker).wait(120)
 
 
-def test_nothing_runs_with_other_versions_than_the_key_says(models: Lab) -> None:
+def test_worker_with_other_versions_is_refused(models: Lab) -> None:
     other = environment(models.folder / "other", telling=("onnxruntime", "1.0.0"))
     code, said = models.build("refused", "cache-refused", "--onnx", "one.onnx", *FEW, *models.there, python=other)
     assert code == 1
@@ -95,7 +95,7 @@ def test_nothing_runs_with_other_versions_than_the_key_says(models: Lab) -> None
     assert "not 1.0.0" in said
 
 
-def test_a_build_from_python_runs_on_the_workers(models: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_build_runs_on_workers(models: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WINML_DAG_REMOTE_ACCEPT_UNSIGNED", "1")
     result = build_onnx_model(
         models.folder / "five.onnx",
@@ -113,7 +113,7 @@ def test_a_build_from_python_runs_on_the_workers(models: Lab, monkeypatch: pytes
     assert all(any(key and cache.record(key) for cache in caches) for key in ran)
 
 
-def test_a_build_can_bring_workers_of_its_own(models: Lab) -> None:
+def test_build_can_start_its_own_workers(models: Lab) -> None:
     shared = models.folder / "shared"
     remote = ("--remote", shared.as_uri(), "--remote-mode", "read-write")
     code, said = models.build(

@@ -42,12 +42,12 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Corpus]:
     corpus.close()
 
 
-def test_qnn_is_set_up_for_plain_onnxruntime_as_for_ours() -> None:
+def test_qnn_options_match_those_of_plain_onnxruntime_runs() -> None:
     assert complete_options(Target(QNN, "npu"), {}) == QNN_OPTIONS
 
 
 @pytest.mark.parametrize("family", _FAMILIES)
-def test_what_others_made_builds_or_is_refused_in_a_sentence_and_is_never_wrong(corpus: Corpus, family: str) -> None:
+def test_hostile_graph_builds_or_is_refused_and_is_never_wrong(corpus: Corpus, family: str) -> None:
     cases = [(case, quick_cells(number)) for number, case in enumerate(_ALL) if case.family == family]
     if family in _SIDE_BY_SIDE:
         cases = _not_right_together(corpus, cases)
@@ -79,7 +79,7 @@ def _not_right_together(corpus: Corpus, cases: list[_Asked]) -> list[_Asked]:
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-def test_a_random_network_builds_and_is_right(corpus: Corpus, composition: Composition, part: int) -> None:
+def test_random_network_builds_with_correct_results(corpus: Corpus, composition: Composition, part: int) -> None:
     subject = corpus.subject(composition.case(f"composed-{next(_NUMBERS)}"), _OF_RANDOM[part::_PARTS])
     found = corpus.judge([subject])
     faults = [*broken(found, quality=False), *(f"{one.name}: {one.told}" for one in found if one.verdict != "built")]

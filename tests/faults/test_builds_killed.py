@@ -95,9 +95,7 @@ def build_killed_at(models: Path, out: Path, at: int) -> bool:
 
 
 @pytest.mark.parametrize("is_same", [True, False])
-def test_the_next_build_takes_over_the_folder_of_one_that_was_killed(
-    models: Path, tmp_path: Path, is_same: bool
-) -> None:
+def test_next_build_repairs_folder_of_killed_build(models: Path, tmp_path: Path, is_same: bool) -> None:
     for optimize in (True, False):  # so that everything is in the cache
         build(models, tmp_path / f"known{optimize}", optimize=optimize)
     at, killed = 0, True
@@ -162,7 +160,7 @@ def ran(sweep: SweepResult) -> list[str]:
     return [stage.cache_key or "" for cell in sweep.cells for stage in cell.stages if stage.status == "ran"]
 
 
-def test_a_killed_sweep_goes_on_and_runs_nothing_twice(
+def test_killed_sweep_resumes_and_runs_nothing_twice(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # After every cell, instead of periodically.
@@ -243,7 +241,7 @@ def recipes(tmp_path: Path) -> Recipes:
     return Recipes(tmp_path)
 
 
-def test_an_interrupted_sweep_says_how_far_it_came_and_goes_on_from_there(recipes: Recipes) -> None:
+def test_interrupted_sweep_reports_progress_and_resumes(recipes: Recipes) -> None:
     recipes.write("a")
     recipes.write("b", "hang")
     recipes.write("c")
@@ -267,7 +265,7 @@ def test_an_interrupted_sweep_says_how_far_it_came_and_goes_on_from_there(recipe
     assert [Path(line).name for line in recipes.ends.read_text().splitlines()] == ["a.txt", "b.txt", "c.txt"]
 
 
-def test_two_runs_of_one_sweep_do_everything_once(recipes: Recipes) -> None:
+def test_concurrent_runs_of_one_sweep_build_each_cell_once(recipes: Recipes) -> None:
     for name in "abc":
         recipes.write(name)
     runs = [recipes.start(), recipes.start()]

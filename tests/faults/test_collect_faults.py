@@ -43,7 +43,7 @@ def parts(count: int) -> list[Step]:
     return [Step(f"part{number}", "write", number=number) for number in range(count)]
 
 
-def test_collections_from_two_sides_and_engines_beside_them_do_no_harm(cache: Path) -> None:
+def test_concurrent_gc_and_engines_do_no_harm(cache: Path) -> None:
     steps = parts(6)
     whole = [*steps, Step("whole", "write", number=9, inputs=tuple(f"{step.id}.out" for step in steps))]
     run_steps(cache, steps)
@@ -60,9 +60,7 @@ def test_collections_from_two_sides_and_engines_beside_them_do_no_harm(cache: Pa
     assert store.blobs.path(text.digest).read_text() == "9(0(),1(),2(),3(),4(),5())"
 
 
-def test_killed_at_any_step_a_collection_leaves_a_clean_store_and_the_next_one_finishes(
-    cache: Path, tmp_path: Path
-) -> None:
+def test_gc_killed_at_any_step_leaves_clean_store(cache: Path, tmp_path: Path) -> None:
     run_steps(cache, parts(2))
     age(cache)
     (cache / "standing").mkdir()

@@ -45,7 +45,7 @@ def remount(folder: Path, options: str) -> None:
     subprocess.run(["mount", "-o", f"remount,{options}", folder], check=True)
 
 
-def test_a_full_output_disk_is_named_and_its_files_stay(cache: Path, small_disk: Callable[[int], Path]) -> None:
+def test_full_output_disk_is_named_and_files_are_kept(cache: Path, small_disk: Callable[[int], Path]) -> None:
     record = run_steps(cache, [Step("large", "write_much", number=3)])["large"].record
     assert record is not None
     disk = small_disk(2)
@@ -64,7 +64,7 @@ def test_a_full_output_disk_is_named_and_its_files_stay(cache: Path, small_disk:
     assert (disk / "out" / "weights.bin").stat().st_size == 3 * MIB
 
 
-def test_an_output_folder_that_may_not_be_written_is_named_before_anything_runs(
+def test_read_only_output_folder_is_named_in_advance(
     small_disk: Callable[[int], Path],
 ) -> None:
     disk = small_disk(1)

@@ -20,7 +20,7 @@ SEED = 1
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "faults"), FAULTS.items())
-def test_nothing_breaks(kind: str, faults: int) -> None:
+def test_injected_faults_break_nothing(kind: str, faults: int) -> None:
     outcomes = list(run(episodes({kind: faults}, SEED), jobs=1))
     for outcome in outcomes:
         assert not outcome.failure, f"{outcome.episode.command}\n{outcome.failure}"
@@ -29,7 +29,7 @@ def test_nothing_breaks(kind: str, faults: int) -> None:
     assert sum(outcome.survived for outcome in outcomes) == faults
 
 
-def test_outputs_that_are_not_those_of_the_oracle_are_a_failure(tmp_path: Path) -> None:
+def test_wrong_outputs_fail_the_check(tmp_path: Path) -> None:
     """A store that is intact in itself, but has the result of another key under one key."""
     lab = Lab(tmp_path, SEED)
     steps = [
@@ -47,7 +47,7 @@ def test_outputs_that_are_not_those_of_the_oracle_are_a_failure(tmp_path: Path) 
         lab.check(steps)
 
 
-def test_a_failure_is_told_with_the_seed_that_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_is_reported_with_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fault_kills.Counter", lambda _: {})
     outcome = run_here(Episode("crowd", 5, 2))
     assert outcome.survived == 0

@@ -26,7 +26,7 @@ from winml_dag.store.upkeep import verify
         ("hang_while_asked_to", signal.SIGTERM),
     ],
 )
-def test_an_engine_takes_its_workers_with_it_and_the_next_one_goes_on(
+def test_ended_engine_stops_workers_and_next_one_resumes(
     cache: Path, pipe: Path, work: str, number: signal.Signals
 ) -> None:
     steps = [Step("first", "write"), Step("second", work, str(pipe), inputs=("first.out",))]
@@ -48,7 +48,7 @@ def test_an_engine_takes_its_workers_with_it_and_the_next_one_goes_on(
     assert list((cache / "scratch").iterdir()) == []
 
 
-def test_an_engine_that_waits_for_another_can_be_interrupted(cache: Path, pipe: Path) -> None:
+def test_engine_waiting_for_another_can_be_interrupted(cache: Path, pipe: Path) -> None:
     steps = [Step("stage", "wait_at_gate", str(pipe))]
     with engine(cache, steps) as working:
         pipe.read_text()
@@ -70,7 +70,7 @@ def test_an_engine_that_waits_for_another_can_be_interrupted(cache: Path, pipe: 
         ("answer_nonsense", "It ended, but its result cannot be read."),
     ],
 )
-def test_a_native_crash_costs_one_stage_and_publishes_nothing(cache: Path, work: str, error: str) -> None:
+def test_native_crash_fails_one_stage_and_publishes_nothing(cache: Path, work: str, error: str) -> None:
     results = run_steps(cache, [Step("good", "write"), Step("bad", work), Step("behind", "write", inputs=("bad.out",))])
     assert results["good"].status is Status.RAN
     assert (results["bad"].status, results["bad"].error) == (Status.FAILED, error)
@@ -81,14 +81,14 @@ def test_a_native_crash_costs_one_stage_and_publishes_nothing(cache: Path, work:
 
 
 @pytest.mark.parametrize("answer", ["{", "[]", '{"metrics": 5}', '{"metrics": {}, "more": 1}', "[" * 100_000])
-def test_a_result_that_is_none_of_ours_is_a_failure(tmp_path: Path, answer: str) -> None:
+def test_invalid_result_file_is_a_failure(tmp_path: Path, answer: str) -> None:
     (tmp_path / RESULT_FILE).write_text(answer)
     result = Result.read(tmp_path)
     assert result is not None
     assert result.error == "It ended, but its result cannot be read."
 
 
-def test_what_native_code_prints_is_in_the_log_and_not_on_our_output(
+def test_native_output_goes_to_log_only(
     cache: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # it turns off C's buffer as well

@@ -33,7 +33,7 @@ def started(*arguments: object, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment})
 
 
-def test_what_a_killed_process_has_fetched_of_a_blob_is_not_fetched_again(cache: Path, server: FaultyServer) -> None:
+def test_partially_fetched_blob_resumes_after_kill(cache: Path, server: FaultyServer) -> None:
     process = started("fetch", cache, server.url, *FETCH, 16 << 20)
     assert process.stdout is not None
     assert process.stdout.readline().startswith("at ")
@@ -51,7 +51,7 @@ def test_what_a_killed_process_has_fetched_of_a_blob_is_not_fetched_again(cache:
     assert not list(store.incoming.glob("*.partial"))
 
 
-def test_a_full_disk_is_no_fault_of_the_remotes(cache: Path, server: FaultyServer) -> None:
+def test_full_disk_is_not_blamed_on_remote(cache: Path, server: FaultyServer) -> None:
     process = subprocess.run(
         [sys.executable, SCRIPT, "fetch", cache, server.url, *FETCH],
         env={**os.environ, "FILE_BYTES_LIMIT": str(10 << 20)},
@@ -68,7 +68,7 @@ def test_a_full_disk_is_no_fault_of_the_remotes(cache: Path, server: FaultyServe
 
 
 @pytest.mark.parametrize("kind", ["folder", "http"])
-def test_memory_does_not_grow_with_what_goes_and_comes(tmp_path: Path, kind: str) -> None:
+def test_transfer_memory_is_bounded(tmp_path: Path, kind: str) -> None:
     megabytes = 120
     if kind == "folder":
         (tmp_path / "remote").mkdir()

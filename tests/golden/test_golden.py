@@ -132,7 +132,7 @@ GOLDEN: dict[str, Callable[[], object]] = {"stages.json": stages, "forms.json": 
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_nothing_that_scripts_rely_on_has_changed(name: str) -> None:
+def test_interface_matches_golden_file(name: str) -> None:
     assert GOLDEN[name]() == json.loads((HERE / name).read_text(encoding="utf-8"))
 
 

@@ -69,19 +69,19 @@ def stages_of(recipe: Mapping[str, Any], folder: Path, overrides: Overrides = NO
 
 
 @pytest.mark.parametrize("edit", EDITS, ids=[f"{field}-{value}" for field, value, _ in EDITS])
-def test_a_field_of_one_component_reaches_stages_of_this_one_alone(project: Path, edit: tuple[str, Any, str]) -> None:
+def test_component_field_reaches_only_its_stages(project: Path, edit: tuple[str, Any, str]) -> None:
     field, value, expected = edit
     edited = {**RECIPE, "components": {"decoder": {field: value}}}
     found = reached(stages_of(RECIPE, project), stages_of(edited, project))
     assert found == {stage if stage == "export" else f"decoder.{stage}" for stage in expected.split()}
 
 
-def test_every_field_of_a_component_is_in_the_table() -> None:
+def test_every_component_field_is_in_table() -> None:
     names = {info.alias or name for name, info in Component.model_fields.items()}
     assert {field for field, _, _ in EDITS} == names
 
 
-def test_what_the_recipe_says_reaches_all_components_but_those_that_say_otherwise(project: Path) -> None:
+def test_recipe_field_reaches_components_without_override(project: Path) -> None:
     own = {**RECIPE, "components": {"decoder": {"quant": {"samples": 5}}}}
     changed = {**own, "quant": {"samples": 6}}
     assert reached(stages_of(own, project), stages_of(changed, project)) == {"encoder.calibrate"}
@@ -112,14 +112,14 @@ def test_what_the_recipe_says_reaches_all_components_but_those_that_say_otherwis
     ],
     ids=["plain", "sections", "tensors for all", "tensors of one", "towers", "outputs of one", "data of one"],
 )
-def test_the_settings_of_a_build_give_the_same_keys(project: Path, recipe: Mapping[str, Any]) -> None:
+def test_written_settings_give_same_keys(project: Path, recipe: Mapping[str, Any]) -> None:
     first = planned(recipe, project)
     (project / "out").mkdir(exist_ok=True)
     again = stages_of(first.summary.settings, project / "out")
     assert keys(again) == kept(ingredients_of_all(first.graph, first.sources))
 
 
-def test_the_settings_of_a_build_with_other_options_give_the_same_keys(project: Path) -> None:
+def test_written_settings_with_options_give_same_keys(project: Path) -> None:
     recipe = {**RECIPE, "components": {"decoder": {"export": {"input_tensors": [_MASK]}}}}
     tensors = {"export": {"input_tensors": [{**_MASK, "shape": [1, 9]}]}}
     overrides = replace(NO_OPTIONS, precision="w8a8", compile=False, settings=tensors)
@@ -129,7 +129,7 @@ def test_the_settings_of_a_build_with_other_options_give_the_same_keys(project: 
     assert keys(again) == kept(ingredients_of_all(first.graph, first.sources))
 
 
-def test_one_component_alone_is_the_build_of_its_class(project: Path) -> None:
+def test_single_component_has_keys_of_its_class(project: Path) -> None:
     recipe = {**RECIPE, "components": {"decoder": {"quant": {"samples": 5}}}}
     alone = stages_of(recipe, project, replace(NO_OPTIONS, submodel="decoder"))
     loader = {**RECIPE["loader"], "model_class": "MarianDecoderWrapper", "task": "text2text-generation"}

@@ -58,7 +58,7 @@ def variants(config: Any, path: list[str], declared: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("stage", "field"), FIELDS, ids=[f"{stage}: {field.path}" for stage, field in FIELDS])
-def test_every_field_of_a_config_is_in_the_key(stage: str, field: Field) -> None:
+def test_every_config_field_is_in_key(stage: str, field: Field) -> None:
     """No two values, including null and absence, share a key, and the stage receives what was hashed."""
     config = filled(CONFIGS[stage])
     configs = [config_json(each) for each in (config, *variants(config, field.path.split("."), field.type))]
@@ -77,7 +77,7 @@ def leaves_of(value: JsonValue, path: str = "") -> Iterator[tuple[str, JsonValue
         yield path, value
 
 
-def test_every_field_of_a_config_can_be_reached_from_a_recipe(project: Path) -> None:
+def test_every_config_field_is_reachable_from_recipe(project: Path) -> None:
     """With the edits of the table, each of which states what it reaches."""
     moved: set[str] = set()
     unedited = {base: stages_of(recipe, project) for base, recipe in BASES.items()}
@@ -99,7 +99,7 @@ def test_every_field_of_a_config_can_be_reached_from_a_recipe(project: Path) -> 
     assert {leaf for leaf in leaves if not any(f"{each}.".startswith(f"{leaf}.") for each in moved)} == set()
 
 
-def test_sensitivity_reads_what_quantize_and_the_samples_of_validate_depend_on() -> None:
+def test_sensitivity_depends_on_quantize_config_and_validate_samples() -> None:
     """With any edit, the ranking uses the settings of quantize and the samples of validate."""
     quantize, validate = filled(CONFIGS["quantize"]), filled(CONFIGS["validate"])
     before = config_json(SensitivityConfig.of(quantize, validate))

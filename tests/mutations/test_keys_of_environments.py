@@ -93,7 +93,7 @@ def another_package(environment: Path) -> None:
         (another_package, set()),
     ],
 )
-def test_what_changes_there_reaches_what_runs_there_and_nothing_else(
+def test_environment_change_reaches_exactly_its_stages(
     own_project: Path, environment: Path, edit: Callable[[Path], None], expected: set[str]
 ) -> None:
     warm = {name: Warm(own_project, recipe, name=name) for name, recipe in RECIPES.items()}
@@ -107,7 +107,7 @@ def test_what_changes_there_reaches_what_runs_there_and_nothing_else(
 
 
 @pytest.mark.usefixtures("environment", "settled")
-def test_another_machine_reaches_what_is_compiled_for_it(own_project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_change_reaches_stages_compiled_for_it(own_project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """QNN compiles for the chip that an option names."""
     warm = {name: Warm(own_project, recipe, name=name) for name, recipe in RECIPES.items()}
     before = {name: each.stages() for name, each in warm.items()}
@@ -123,7 +123,7 @@ def test_another_machine_reaches_what_is_compiled_for_it(own_project: Path, monk
     }
 
 
-def test_a_driver_reaches_what_is_compiled_for_its_device_only(
+def test_driver_reaches_only_stages_of_its_device(
     own_project: Path, environment: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert environment.is_dir()
@@ -138,7 +138,7 @@ def test_a_driver_reaches_what_is_compiled_for_its_device_only(
 
 
 @pytest.mark.usefixtures("environment")
-def test_what_changes_here_reaches_nothing_that_runs_there(
+def test_local_package_does_not_reach_stages_of_environment(
     own_project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = {name: stages_of(recipe, own_project) for name, recipe in RECIPES.items()}
@@ -152,7 +152,7 @@ def test_what_changes_here_reaches_nothing_that_runs_there(
     assert reached(before["qnn"], after["qnn"]) >= THERE
 
 
-def test_where_it_lies_and_who_names_it_reaches_nothing(
+def test_environment_location_does_not_reach_keys(
     own_project: Path, environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = stages_of(OPENVINO_BUILD, own_project)
@@ -164,7 +164,7 @@ def test_where_it_lies_and_who_names_it_reaches_nothing(
 
 
 @pytest.mark.usefixtures("settled")
-def test_a_plan_does_not_outlive_the_configuration(own_project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configuration_change_invalidates_plan(own_project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Initially OpenVINO is a plugin here."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(own_project / "settings"))
     monkeypatch.setenv("LOCALAPPDATA", str(own_project / "settings"))
@@ -185,7 +185,7 @@ def test_a_plan_does_not_outlive_the_configuration(own_project: Path, monkeypatc
     assert reached(there, warm.stages()) == set()
 
 
-def test_a_measurement_is_made_there_with_what_is_there(environment: Path) -> None:
+def test_measurement_uses_environment_of_provider(environment: Path) -> None:
     (environment / PACKAGES / "transformers-98.0.dist-info").mkdir()
     fingerprints, target = Fingerprints(MemoryRows()), resolve_target("openvino", "cpu")
     node = measuring_node(EVALUATE, {}, {}, target, fingerprints, packages=["transformers"])
@@ -201,7 +201,7 @@ def test_a_measurement_is_made_there_with_what_is_there(environment: Path) -> No
 
 
 @pytest.mark.usefixtures("settled")
-def test_a_plan_that_stands_knows_who_does_the_work(own_project: Path, environment: Path) -> None:
+def test_cached_plan_keeps_interpreter(own_project: Path, environment: Path) -> None:
     warm = Warm(own_project, OPENVINO_BUILD)
     warm.stages()
     assert warm.stands()

@@ -54,7 +54,7 @@ def bases_of(path: str, table: Iterable[Edit] = EDITS) -> list[Mapping[str, Any]
 
 
 @pytest.mark.parametrize("edit", EDITS, ids=[f"{field}-{base}-{value}" for field, base, value, _ in EDITS])
-def test_an_edit_reaches_exactly_the_stages_that_read_the_field(project: Path, edit: Edit) -> None:
+def test_field_edit_reaches_exactly_its_stages(project: Path, edit: Edit) -> None:
     field, base, value, expected = edit
     recipe = edited(BASES[base], field, value)
     assert recipe != BASES[base]
@@ -65,7 +65,7 @@ def test_an_edit_reaches_exactly_the_stages_that_read_the_field(project: Path, e
     assert differing(keys_of(BASES[base], project), keys_of(recipe, project)) == set(expected.split())
 
 
-def test_every_field_of_a_recipe_is_in_the_table() -> None:
+def test_every_recipe_field_is_in_table() -> None:
     known = {declared_name(field.path) for field in (*FIELDS, *FLAGS)}
     unread = {name for name in known if name.startswith(tuple(f"{section}." for section in UNREAD))}
     assert {field for field, *_ in EDITS} == known - unread
@@ -161,7 +161,7 @@ def keys_of(recipe: Mapping[str, Any], project: Path, overrides: Overrides = NO_
 
 
 @pytest.mark.parametrize("field", [*FIELDS, *FLAGS], ids=lambda field: field.path)
-def test_all_values_of_a_field_reach_what_the_table_says(project: Path, field: Field) -> None:
+def test_field_values_reach_exactly_listed_stages(project: Path, field: Field) -> None:
     """Together they reach exactly the listed stages, and no two share a key unless the table declares them equal."""
     name = declared_name(field.path)
     found = Found()
@@ -188,19 +188,19 @@ SETTINGS = ("settings",)
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=[f"{name}-{base}-{value}" for name, base, value, _ in OPTIONS])
-def test_an_option_reaches_exactly_the_stages_that_depend_on_it(project: Path, option: Edit) -> None:
+def test_option_reaches_exactly_its_stages(project: Path, option: Edit) -> None:
     name, base, value, expected = option
     before, after = (keys_of(BASES[base], project, each) for each in (NO_OPTIONS, Overrides(**{name: value})))
     assert differing(before, after) == set(expected.split())
 
 
-def test_every_option_is_in_the_table() -> None:
+def test_every_option_is_in_table() -> None:
     assert {name for name, *_ in OPTIONS} == {field.path for field in OVERRIDES}
 
 
 # Of the settings of quant, the fields of quant cover all values.
 @pytest.mark.parametrize("field", [f for f in OVERRIDES if f.path not in SETTINGS], ids=lambda field: field.path)
-def test_all_values_of_an_option_reach_what_the_table_says(project: Path, field: Field) -> None:
+def test_option_values_reach_exactly_listed_stages(project: Path, field: Field) -> None:
     expected = declared_reach(field.path, OPTIONS)
     found = Found()
     try_options(field, project, values_by_turns(field.type), found)
@@ -226,7 +226,7 @@ PROVIDER_OPTIONS = {name: option for name, option in (QNN.option_table("npu") or
 
 
 @pytest.mark.parametrize("name", PROVIDER_OPTIONS)
-def test_a_provider_option_reaches_compile_unless_only_a_session_reads_it(project: Path, name: str) -> None:
+def test_provider_option_reaches_stages_that_read_it(project: Path, name: str) -> None:
     option = PROVIDER_OPTIONS[name]
     tried = option.values or (("affinity.json", "other.json") if option.file else ("57", "69"))
     found = [stages_of(edited(BASES["static"], "compile.provider_options", {name: value}), project) for value in tried]

@@ -264,6 +264,6 @@ def files(original: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize("mutation", [*MUST_CHANGE, *MUST_NOT_CHANGE])
-def test_a_change_of_files_reaches_exactly_what_reads_them(files: Path, original: Path, mutation: str) -> None:
+def test_file_change_reaches_exactly_its_readers(files: Path, original: Path, mutation: str) -> None:
     name, change, expected = MUST_CHANGE[mutation] if mutation in MUST_CHANGE else (*MUST_NOT_CHANGE[mutation], "")
     check_mutation(Warm(files, RECIPES[name]), original, lambda: change(files), expected)

@@ -143,20 +143,20 @@ EDITS: tuple[tuple[str, Any, str], ...] = (
 
 
 @pytest.mark.parametrize("edit", EDITS, ids=[f"{field}-{value}" for field, value, _ in EDITS])
-def test_an_edit_reaches_exactly_the_stages_that_read_the_field(own: Path, edit: tuple[str, Any, str]) -> None:
+def test_field_edit_reaches_exactly_its_stages(own: Path, edit: tuple[str, Any, str]) -> None:
     field, value, expected = edit
     assert reached(stages_of(RECIPE, own), stages_of(edited(RECIPE, f"stages.{field}", value), own)) == set(
         expected.split()
     )
 
 
-def test_every_field_of_a_stage_is_in_the_table() -> None:
+def test_every_stage_field_is_in_table() -> None:
     assert {field.partition(".")[2] for field, *_ in EDITS} == {field.path for field in fields_of(StageEntry)}
 
 
 @pytest.mark.parametrize("field", list(fields_of(StageEntry)), ids=lambda field: field.path)
 @pytest.mark.parametrize("stage", ["prepare", "tool", "train", "shrink"])
-def test_all_values_of_a_field_reach_that_stage_and_no_other(own: Path, stage: str, field: Any) -> None:
+def test_field_values_reach_only_their_stage(own: Path, stage: str, field: Any) -> None:
     """No two values share a key, unless the field is the time limit."""
     before = stages_of(RECIPE, own)
     found: list[Stages] = []
@@ -208,7 +208,7 @@ def put_program(path: Path) -> None:
 
 @pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize("mutation", [*MUST_CHANGE, *MUST_NOT_CHANGE])
-def test_a_change_of_files_reaches_exactly_what_reads_them(
+def test_file_change_reaches_exactly_its_readers(
     own: Path, original: Path, monkeypatch: pytest.MonkeyPatch, mutation: str
 ) -> None:
     change, expected = MUST_CHANGE[mutation] if mutation in MUST_CHANGE else (MUST_NOT_CHANGE[mutation], NOTHING)
@@ -216,7 +216,7 @@ def test_a_change_of_files_reaches_exactly_what_reads_them(
     check_mutation(Warm(own, RECIPE), original, lambda: change(own), expected)
 
 
-def test_a_new_version_of_a_plug_in_or_of_its_packages_reaches_it(
+def test_plugin_or_package_version_reaches_its_stage(
     own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = stages_of(RECIPE, own)
@@ -229,7 +229,7 @@ def test_a_new_version_of_a_plug_in_or_of_its_packages_reaches_it(
     assert reached(newer, stages_of(RECIPE, own)) == {"shrink"}
 
 
-def test_who_plans_it_and_where_reaches_nothing(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_location_user_and_order_do_not_reach_keys(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = stages_of(RECIPE, own)
     monkeypatch.setenv("LEVEL", "9")
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -241,7 +241,7 @@ def test_who_plans_it_and_where_reaches_nothing(own: Path, tmp_path: Path, monke
     assert keys(stages_of(turned, own)) == keys(before)
 
 
-def test_a_stage_under_another_name_is_the_same_work(own: Path) -> None:
+def test_renamed_stage_keeps_its_key(own: Path) -> None:
     stages = RECIPE["stages"]
     named = {"first": stages["tool"], **{name: entry for name, entry in stages.items() if name != "tool"}}
     named["train"] = {**stages["train"], "inputs": {**stages["train"]["inputs"], "more": "first.out"}}

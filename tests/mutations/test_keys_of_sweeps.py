@@ -95,9 +95,7 @@ def unedited(model_folder: Path) -> dict[str, Stages]:
 
 
 @pytest.mark.parametrize("name", EDITS)
-def test_an_edit_reaches_the_cells_that_have_the_field(
-    name: str, model_folder: Path, unedited: Mapping[str, Stages]
-) -> None:
+def test_edit_reaches_cells_with_the_field(name: str, model_folder: Path, unedited: Mapping[str, Stages]) -> None:
     path, value, reached = EDITS[name]
     after = list(cells_of(edited(path, value), model_folder).values())
     before = [keys(stages) for stages in unedited.values()]
@@ -106,7 +104,7 @@ def test_an_edit_reaches_the_cells_that_have_the_field(
     assert found == reached
 
 
-def test_cells_have_the_keys_of_recipes_written_by_hand(model_folder: Path, unedited: Mapping[str, Stages]) -> None:
+def test_cells_have_keys_of_handwritten_recipes(model_folder: Path, unedited: Mapping[str, Stages]) -> None:
     by_hand = {
         "model": "onnx/model.onnx",
         "ep": "cpu",
@@ -117,7 +115,7 @@ def test_cells_have_the_keys_of_recipes_written_by_hand(model_folder: Path, uned
     assert keys(unedited["w8a8/many"]) == keys(stages_of(by_hand, model_folder))
 
 
-def test_a_base_in_another_folder_gives_the_keys_that_it_has_alone(own_project: Path) -> None:
+def test_base_in_other_folder_keeps_its_keys(own_project: Path) -> None:
     """File names in a base are relative to the base, not to the sweep."""
     (own_project / "sweeps").mkdir()
     for name, recipe in BASES.items():

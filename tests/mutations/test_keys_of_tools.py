@@ -92,9 +92,7 @@ def installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installatio
 
 
 @pytest.mark.parametrize("data", [None, *PACKAGES_WITH_DATA])
-def test_a_package_reaches_the_stages_whose_bytes_it_shapes(
-    project: Path, installation: Installation, data: str | None
-) -> None:
+def test_package_reaches_exactly_its_stages(project: Path, installation: Installation, data: str | None) -> None:
     expected = PACKAGES if data is None else {**PACKAGES, **PACKAGES_WITH_DATA[data]}
     recipe = BASES["static"] if data is None else edited(BASES["text"], "quant.calibration_data", data)
     before = stages_of(recipe, project)
@@ -109,7 +107,7 @@ def test_a_package_reaches_the_stages_whose_bytes_it_shapes(
     assert reached(before, stages_of(recipe, project)) == set()
 
 
-def test_a_package_reaches_the_ranking_of_nodes_that_it_shapes(project: Path, installation: Installation) -> None:
+def test_package_reaches_sensitivity_only_if_declared(project: Path, installation: Installation) -> None:
     before = ranked(project)
     for package in {*PACKAGES, *PACKAGES_OF_SENSITIVITY}:
         installation.install(package, "98.0")
@@ -118,7 +116,7 @@ def test_a_package_reaches_the_ranking_of_nodes_that_it_shapes(project: Path, in
         before = after
 
 
-def test_a_package_reaches_the_normalized_model_that_it_shapes(project: Path, installation: Installation) -> None:
+def test_package_reaches_normalize_only_if_declared(project: Path, installation: Installation) -> None:
     before = stages_of(BASES["open"], project)
     for package in {*PACKAGES, *PACKAGES_OF_NORMALIZE}:
         installation.install(package, "98.0")
@@ -127,7 +125,7 @@ def test_a_package_reaches_the_normalized_model_that_it_shapes(project: Path, in
         before = after
 
 
-def test_every_package_that_a_stage_declares_is_in_the_table() -> None:
+def test_every_declared_package_is_in_table() -> None:
     declared = {(name, package) for name, stage in STAGES.items() for package in stage.packages}
     written = {(name, package) for package, stages in PACKAGES.items() for name in stages.split()}
     beside = ("normalize", "sensitivity")
@@ -137,7 +135,7 @@ def test_every_package_that_a_stage_declares_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_stage_declares_every_package_that_its_work_imports(stage: str) -> None:
+def test_stage_declares_every_imported_package(stage: str) -> None:
     """Found in the source of the work and of its imports from this package, anywhere in a file."""
     readers = [item for packages in PACKAGES_WITH_DATA.values() for item in packages.items()]
     # The ranking of nodes reads the same data as validate.
@@ -193,7 +191,7 @@ def imports_in(file: Path) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_stages_version_reaches_the_stage(project: Path, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
+def test_stage_version_reaches_only_its_stage(project: Path, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
     def planned() -> Stages:
         base = "open" if stage == "normalize" else "static"
         return ranked(project) if stage == "sensitivity" else stages_of(BASES[base], project)
@@ -266,7 +264,7 @@ def package(own_project: Path) -> Path:
         remove_a_library,
     ],
 )
-def test_a_providers_library_reaches_analyze_compile_and_validate(
+def test_provider_library_reaches_analyze_compile_and_validate(
     own_project: Path, package: Path, edit: Callable[[Path], None]
 ) -> None:
     warm = {base: Warm(own_project, BASES[base], name=base) for base in ("static", "cpu")}
@@ -279,7 +277,7 @@ def test_a_providers_library_reaches_analyze_compile_and_validate(
     assert all(reached(after[base], each.cold()) == set() for base, each in warm.items())
 
 
-def test_where_a_library_lies_and_what_lies_beside_it_reaches_nothing(
+def test_library_location_and_neighbours_do_not_reach_keys(
     own_project: Path, package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = stages_of(BASES["static"], own_project)

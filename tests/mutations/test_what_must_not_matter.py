@@ -154,7 +154,7 @@ REMOTES: Mapping[str, Surroundings] = {
 
 
 @pytest.mark.slow
-def test_surroundings_reach_nothing(tmp_path: Path) -> None:
+def test_surroundings_do_not_reach_keys(tmp_path: Path) -> None:
     project = tmp_path / "project"
     make_project(project)
     make_files(project)
@@ -251,7 +251,7 @@ def _keys_in(out: str) -> Outcome:
     return {stage["id"]: (stage["status"], stage["cache_key"]) for stage in stages if stage["cache_key"]}
 
 
-def test_every_option_of_a_build_is_about_keys_or_is_tried_here() -> None:
+def test_every_build_option_is_classified() -> None:
     """Options that are tested elsewhere are excluded.
 
     ``--rebuild`` runs every stage under its key (tests of the engine); ``--retry-failed`` chooses cells by their
@@ -322,7 +322,7 @@ SPELLINGS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", SPELLINGS)
-def test_two_spellings_of_one_thing_have_one_key(project: Path, name: str) -> None:
+def test_equivalent_spellings_have_one_key(project: Path, name: str) -> None:
     base, one, other = SPELLINGS[name]
     found: list[Stages] = []
     for changes in (one, other):

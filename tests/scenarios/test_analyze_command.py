@@ -74,7 +74,7 @@ def analyzed(shared: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     return look
 
 
-def test_what_the_cpu_runs_is_supported_and_told_again_from_the_cache(
+def test_cpu_model_is_supported_and_second_analysis_is_cached(
     shared: Project, analyzed: Analyze, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = analyzed(0, "model.onnx", "-o", "result.json")
@@ -94,7 +94,7 @@ def test_what_the_cpu_runs_is_supported_and_told_again_from_the_cache(
     assert "5 nodes of 3 operators" in text
 
 
-def test_all_targets_that_were_measured_are_told_together(shared: Project, analyzed: Analyze) -> None:
+def test_all_measured_targets_are_reported(shared: Project, analyzed: Analyze) -> None:
     found = analyzed(1, "gelu.onnx", "--ep", "all", "-o", "all.json")
     by_name = {(each["execution_provider"], each["device"]): each["nodes"] for each in found["targets"]}
     assert by_name["CPUExecutionProvider", "cpu"]["supported"] == 8
@@ -105,7 +105,7 @@ def test_all_targets_that_were_measured_are_told_together(shared: Project, analy
 
 
 @pytest.mark.parametrize("ep", ["dml", "cuda"])
-def test_a_target_without_a_table_has_every_operator_as_unknown(
+def test_target_without_table_reports_unknown_operators(
     shared: Project, analyzed: Analyze, capsys: pytest.CaptureFixture[str], ep: str
 ) -> None:
     found = analyzed(1, "gelu.onnx", "--ep", ep, "-o", f"{ep}.json")
@@ -123,7 +123,7 @@ def test_a_target_without_a_table_has_every_operator_as_unknown(
     assert notice in " ".join(capsys.readouterr().out.split())
 
 
-def test_what_would_help_is_a_file_that_optimize_takes(
+def test_proposed_optimizations_are_written_as_optimize_config(
     shared: Project, analyzed: Analyze, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = analyzed(1, "gelu.onnx", "--ep", "qnn", "--optim-config", "optim.json")
@@ -134,14 +134,14 @@ def test_what_would_help_is_a_file_that_optimize_takes(
     assert analyzed(0, "fused.onnx", "--ep", "qnn")["targets"][0]["proposed"] == {}
 
 
-def test_an_operator_outside_of_the_standard_is_asked_about_once(analyzed: Analyze) -> None:
+def test_non_standard_operator_is_tested_once_and_cached(analyzed: Analyze) -> None:
     asked = analyzed(0, "unknown.onnx")
     assert asked["targets"][0]["nodes"] == {"supported": 2, "partial": 0, "unsupported": 0, "unknown": 0}
     again = analyzed(0, "unknown.onnx", "--run-unknown-op")
     assert (again["analyzed"], again["made_at"]) == ("cached", asked["made_at"])
 
 
-def test_single_nodes_are_models_that_run(shared: Project, analyzed: Analyze) -> None:
+def test_saved_nodes_are_runnable_models(shared: Project, analyzed: Analyze) -> None:
     found = analyzed(1, "gelu.onnx", "--ep", "qnn", "--save-node", "partial")
     (path,) = found["saved_nodes"]
     assert Path(path).name == "001_partial_Tanh.onnx"
@@ -170,7 +170,7 @@ def test_single_nodes_are_models_that_run(shared: Project, analyzed: Analyze) ->
         (3, ("missing.onnx",), "missing.onnx"),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_sentence(
+def test_invalid_analyze_arguments_are_refused(
     shared: Project, analyzed: Analyze, code: int, arguments: tuple[str, ...], words: str
 ) -> None:
     found = analyzed(code, *arguments)

@@ -67,7 +67,7 @@ def built(made: Tables) -> Built:
     return Built(made, made.result(*GELU), made.result(*PLAIN))
 
 
-def test_what_is_discovered_is_applied_judged_again_and_told(built: Built) -> None:
+def test_discovered_optimization_is_applied_and_reanalyzed(built: Built) -> None:
     said, folder = built.gelu, built.folder
     assert said.with_status("ran") == ["optimize.0", "analyze.0", "optimize.1", "analyze.1", "validate", "finalize"]
     assert not any("2" in name for name in said.stages), "what follows adds nothing, and is no round to tell of"
@@ -88,7 +88,7 @@ def test_what_is_discovered_is_applied_judged_again_and_told(built: Built) -> No
 
 
 @pytest.mark.parametrize("name", ["gelu", "plain"])
-def test_a_build_from_the_settings_gives_the_same_bytes_without_a_search(built: Built, name: str) -> None:
+def test_written_settings_reproduce_bytes_without_search(built: Built, name: str) -> None:
     said = built.folder.result("build", "-c", f"{name}/winml_build_config.json", "-o", f"{name} again")
     assert said.code == 0
     assert said.stages["analyze"]["status"] == "skipped"
@@ -97,7 +97,7 @@ def test_a_build_from_the_settings_gives_the_same_bytes_without_a_search(built: 
     assert said.with_status("ran") == (["optimize.0"] if name == "gelu" else []), "what follows reads the same bytes"
 
 
-def test_an_end_of_the_search_costs_nothing_and_is_not_told_of(built: Built) -> None:
+def test_search_without_discovery_runs_no_extra_round(built: Built) -> None:
     """Even if every stage has to run: a completed round does not run again."""
     line = ["optimize.0", "analyze.0", "validate", "finalize"]
     assert built.plain.with_status("ran") == line
@@ -109,14 +109,14 @@ def test_an_end_of_the_search_costs_nothing_and_is_not_told_of(built: Built) -> 
     assert [stage["id"] for stage in reproduced["stages"]] == ["analyze.0"]
 
 
-def test_toggling_the_search_runs_nothing_that_is_known(built: Built) -> None:
+def test_disabling_search_reuses_all_stages(built: Built) -> None:
     said = built.folder.result(*PLAIN[:-1], "without", "--no-analyze")
     assert said.with_status("ran") == []
     assert said.stages["analyze"]["reason"] == "--no-analyze was given"
     assert not (built.folder.folder / "without" / "analyze_result.json").exists()
 
 
-def test_what_the_target_cannot_run_fails_the_build_before_anything_more_is_done(built: Built) -> None:
+def test_unsupported_operator_fails_build_until_allowed(built: Built) -> None:
     """Repeated builds run nothing, and the analysis is kept for inspection, until the operator is allowed."""
     recipe = {"model": "gelu.onnx", "ep": "cpu", "precision": "fp32", "optim": {"gelu_fusion": False}}
     (built.folder.folder / "refused.json").write_text(json.dumps(recipe))
@@ -142,7 +142,7 @@ def test_what_the_target_cannot_run_fails_the_build_before_anything_more_is_done
     assert any("cannot run 1 node: Erf (1)" in notice for notice in manifest["notices"])
 
 
-def test_a_plan_tells_of_rounds_that_are_sure_to_come(made: Tables) -> None:
+def test_plan_shows_only_certain_rounds(made: Tables) -> None:
     planned = made.result("plan", *GELU[1:], "--cache-dir", "new")
     assert planned.with_status("ran") == ["optimize.0", "analyze.0", "validate", "finalize"]
     assert planned.stages["validate"]["reason"] == "depends on the output of optimize.0"

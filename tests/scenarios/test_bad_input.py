@@ -116,7 +116,7 @@ MODEL = "--onnx model.onnx -o new"
         ("build --onnx out/model.onnx -o out --rebuild", 2, ["out"]),
     ],
 )
-def test_a_mistake_ends_in_words_and_changes_nothing(
+def test_mistake_is_refused_and_changes_nothing(
     shell: Shell, inputs: Path, command: str, code: int, words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(inputs)
@@ -167,7 +167,7 @@ TINY = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "in
         ({"loader": {**RANDOM, "random_weights": {"config": TINY}}}, "plan -m ./none", 3, ["none does not exist"]),
     ],
 )
-def test_a_recipe_that_cannot_be_is_refused_for_all_its_mistakes(
+def test_invalid_recipe_reports_all_problems(
     shell: Shell, fields: dict[str, Any], command: str, code: int, words: list[str]
 ) -> None:
     perceptron(shell.folder / "model.onnx")
@@ -196,7 +196,7 @@ def test_a_recipe_that_cannot_be_is_refused_for_all_its_mistakes(
     ],
     ids=["names", "axis", "domain", "index", "shapes"],
 )
-def test_what_a_library_says_of_a_model_is_told_as_a_sentence(
+def test_library_error_becomes_one_sentence(
     shell: Shell, commands: OneProcess, graph: str, precision: str, told: str
 ) -> None:
     constants = "<int64[1] nine = {9}, float[3] odd = {1.0, 2.0, 3.0}>"
@@ -211,9 +211,7 @@ def test_what_a_library_says_of_a_model_is_told_as_a_sentence(
 
 
 @pytest.mark.parametrize("precision", ["fp32", "w8a8"])
-def test_an_opset_that_onnxruntime_does_not_run_is_refused_with_one_that_it_does(
-    shell: Shell, commands: OneProcess, precision: str
-) -> None:
+def test_unsupported_opset_is_refused_with_minimum_opset(shell: Shell, commands: OneProcess, precision: str) -> None:
     save(
         Path("model.onnx"),
         '<ir_version: 4, opset_import: ["" : 6]> g (float[3, 4] x) => (float[3, 4] y) <float[3] f = {2.0, 3.0, 4.0}>'
@@ -225,7 +223,7 @@ def test_an_opset_that_onnxruntime_does_not_run_is_refused_with_one_that_it_does
     assert "Export it in opset 17 or later: onnxruntime runs models from opset 7 on" in said
 
 
-def test_a_cache_that_is_not_to_be_cleared_after_all_and_one_without_a_name(
+def test_declined_clear_removes_nothing_and_empty_cache_dir_is_refused(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", StringIO("n\n"))
@@ -237,7 +235,7 @@ def test_a_cache_that_is_not_to_be_cleared_after_all_and_one_without_a_name(
 
 
 @pytest.mark.parametrize("folder", ["cache", "cache/blobs/out", "x/../cache/out"])
-def test_an_output_folder_in_the_cache(folder: str, shell: Shell) -> None:
+def test_output_folder_inside_cache_is_refused(folder: str, shell: Shell) -> None:
     perceptron(shell.folder / "model.onnx")
     code, said = shell("build", "--onnx", "model.onnx", "-o", folder)
     assert code == 2
@@ -245,7 +243,7 @@ def test_an_output_folder_in_the_cache(folder: str, shell: Shell) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no named pipes among its files")
-def test_a_model_that_is_a_named_pipe(shell: Shell) -> None:
+def test_named_pipe_as_model_is_refused(shell: Shell) -> None:
     os.mkfifo(shell.folder / "model.onnx")
     code, said = shell("build", "--onnx", "model.onnx", "-o", "out")
     assert code == 3
@@ -254,7 +252,7 @@ def test_a_model_that_is_a_named_pipe(shell: Shell) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has names that are not text")
 @pytest.mark.parametrize("place", ["cache", "model", "output"])
-def test_a_path_that_is_not_text(place: str, shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_non_utf_8_path_is_refused(place: str, shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     odd = tmp_path / b"odd\xff".decode(errors="surrogateescape")
     odd.mkdir()
     model = perceptron((odd if place == "model" else tmp_path) / "model.onnx")
@@ -266,7 +264,7 @@ def test_a_path_that_is_not_text(place: str, shell: Shell, tmp_path: Path, monke
     assert "A path contains 'odd\\udcff', which is not valid UTF-8." in said
 
 
-def test_output_that_goes_nowhere_or_to_a_full_disk(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_or_full_stdout_is_handled(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     touch = [sys.executable, "-c", "import sys; open(sys.argv[1], 'w').close()", "{outputs.made}"]
     stage = {"command": touch, "outputs": {"made": "made"}}
     Path("recipe.yaml").write_text(yaml.safe_dump({"stages": {"make": stage}}), encoding="utf-8")
@@ -307,7 +305,7 @@ BIG = ("build", "--onnx", "big.onnx", "--no-validate", "-o")
 
 
 @pytest.mark.slow
-def test_a_full_disk_under_the_output_folder_or_the_cache(
+def test_full_disk_of_output_or_cache_is_reported(
     shell: Shell, commands: OneProcess, small_disk: Callable[[str], Path]
 ) -> None:
     perceptron(shell.folder / "big.onnx", width=512)
@@ -332,7 +330,7 @@ def test_a_full_disk_under_the_output_folder_or_the_cache(
     assert shell.by(commands, *BIG, "out")[0] == 0
 
 
-def test_output_in_an_encoding_that_lacks_a_character(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unencodable_output_is_refused(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     perceptron(shell.folder / "模.onnx")
     monkeypatch.setattr(sys, "stdout", TextIOWrapper(BytesIO(), encoding="cp1252", write_through=True))
     code, said = shell("build", "--onnx", "模.onnx", "-o", "模", "--final-only", "--no-validate")

@@ -44,7 +44,7 @@ def outputs(model: Path) -> np.ndarray:
     return np.asarray(session.run(None, {"x": ones})[0])
 
 
-def test_every_file_of_a_stage_is_a_link_that_the_next_build_leaves_alone(small: Project) -> None:
+def test_linked_outputs_are_untouched_by_next_build(small: Project) -> None:
     build(small, "--link")
     linked = {path.name for path in small.out.iterdir() if path.stat().st_nlink > 1}
     assert linked == {"analyze_result.json", "model.onnx", "optimized.onnx"}
@@ -54,9 +54,7 @@ def test_every_file_of_a_stage_is_a_link_that_the_next_build_leaves_alone(small:
 
 
 @pytest.mark.slow
-def test_weights_of_100_mib_are_beside_every_model_and_in_the_cache_once(
-    tmp_path: Path, commands: OneProcess | None
-) -> None:
+def test_large_weights_are_linked_and_stored_once(tmp_path: Path, commands: OneProcess | None) -> None:
     weights = save_model(tmp_path, 1 + int((EXTERNAL_DATA_THRESHOLD / 4) ** 0.5))
     project = Project(tmp_path, commands)
     few = ("--no-analyze", "--no-validate", "-d", "cpu")
@@ -85,7 +83,7 @@ def test_weights_of_100_mib_are_beside_every_model_and_in_the_cache_once(
     assert with_status(project.told(*quantize, "-o", "quantized.onnx"), "reused") == ["quantize"]
 
 
-def test_an_edit_through_a_link_damages_the_cache_which_notices_and_heals(small: Project) -> None:
+def test_edit_through_link_is_detected_and_repaired(small: Project) -> None:
     build(small, "--link")
     before = small.models()
     model = small.out / "model.onnx"
@@ -100,7 +98,7 @@ def test_an_edit_through_a_link_damages_the_cache_which_notices_and_heals(small:
     small.says("cache", "verify")
 
 
-def test_where_no_link_can_be_made_the_build_says_in_a_line_that_it_copied(small: Project) -> None:
+def test_impossible_link_falls_back_to_copy_with_note(small: Project) -> None:
     if not Path("/dev/shm").is_dir() or Path("/dev/shm").stat().st_dev == small.folder.stat().st_dev:
         pytest.skip("needs a second file system")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
@@ -111,7 +109,7 @@ def test_where_no_link_can_be_made_the_build_says_in_a_line_that_it_copied(small
         assert {path.stat().st_nlink for path in out.iterdir()} == {1}
 
 
-def test_python_links_too_and_bytes_that_two_stages_put_out_are_in_the_cache_once(small: Project) -> None:
+def test_python_links_outputs_and_equal_files_are_stored_once(small: Project) -> None:
     """Nothing is left to optimize, so the optimized model equals the final one."""
     done = build_onnx_model(small.folder / "small.onnx", small.out, cache_dir=small.cache, link=True)
     assert done.final_artifact is not None

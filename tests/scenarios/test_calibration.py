@@ -66,7 +66,7 @@ def metrics(project: Project) -> dict[str, dict[str, Any]]:
     return {stage["name"]: stage["metrics"] for stage in project.manifest()["stages"] if "metrics" in stage}
 
 
-def test_one_calibration_serves_w8a8_w8a16_w16a8_and_int16(calibrated: Project) -> None:
+def test_all_static_precisions_share_one_calibration(calibrated: Project) -> None:
     ranges = calibrated.stage("calibrate")["outputs"]
     for precision in ("w8a16", "w16a8", "int16"):
         calibrated.edit(precision=precision)
@@ -76,7 +76,7 @@ def test_one_calibration_serves_w8a8_w8a16_w16a8_and_int16(calibrated: Project) 
 
 
 @pytest.mark.parametrize("method", ["minmax", "entropy", "percentile"])
-def test_other_data_move_the_scales_of_the_quantized_model(calibrated: Project, method: str) -> None:
+def test_calibration_data_change_quantization_scales(calibrated: Project, method: str) -> None:
     calibrated.edit(quant__calibration_method=method)
     assert calibrated.build().code == 0
     before = scales(calibrated.out / "quantized.onnx")
@@ -89,7 +89,7 @@ def test_other_data_move_the_scales_of_the_quantized_model(calibrated: Project, 
     assert all(after[name] > 2 * before[name] for name in before)
 
 
-def test_which_samples_are_taken_depends_on_the_seed_and_on_how_many_are_kept_back(calibrated: Project) -> None:
+def test_samples_depend_on_seed_and_held_out_count(calibrated: Project) -> None:
     first = calibrated.stage("calibrate")["outputs"]
     with np.load(calibrated.folder / "data.npz") as data:
         np.savez_compressed(calibrated.folder / "packed.npz", x=data["x"])
@@ -112,9 +112,7 @@ def test_which_samples_are_taken_depends_on_the_seed_and_on_how_many_are_kept_ba
     assert calibrated.build().ran == ["calibrate"]
 
 
-def test_what_the_manifest_says_of_the_data_is_what_was_used(
-    calibrated: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_manifest_reports_calibration_data_used(calibrated: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     used, first = metrics(calibrated), calibrated.stage("calibrate")["outputs"]
     assert (used["calibrate"]["data"], used["calibrate"]["samples"]) == ("npz", 8)
     assert (used["validate"]["data"], used["validate"]["held_out"]) == ("npz", True)
@@ -146,7 +144,7 @@ def test_what_the_manifest_says_of_the_data_is_what_was_used(
     assert calibrated.build().ran == []
 
 
-def test_saved_ranges_are_kept_where_the_recipe_says_and_never_over_somebody_elses_file(calibrated: Project) -> None:
+def test_saved_ranges_follow_recipe_and_never_overwrite_foreign_file(calibrated: Project) -> None:
     (calibrated.folder / "notes.json").write_text("mine", encoding="utf-8")
     calibrated.edit(quant__calibration_save_path="notes.json")
     assert "notes.json is in the way" in calibrated.says("build", "-c", "recipe.yaml", "-o", "out", code=2)
@@ -172,7 +170,7 @@ def test_saved_ranges_are_kept_where_the_recipe_says_and_never_over_somebody_els
     assert not (calibrated.folder / "elsewhere.json").exists()
 
 
-def test_loaded_ranges_take_the_place_of_calibration_if_they_are_of_the_same_model(calibrated: Project) -> None:
+def test_loaded_ranges_replace_calibration_of_same_model(calibrated: Project) -> None:
     calibrated.edit(quant__calibration_save_path=RANGES)
     calibrated.build()
     quantized = (calibrated.out / "quantized.onnx").read_bytes()

@@ -26,7 +26,7 @@ def newcomer(tmp_path: Path, commands: OneProcess) -> Project:
     return Project(tmp_path, commands)
 
 
-def test_the_command_alone_prints_the_help_and_the_exit_codes() -> None:
+def test_command_alone_prints_help_and_exit_codes() -> None:
     done = subprocess.run([sys.executable, "-m", "winml_dag"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert all(f"\n  {name} " in done.stdout for name in COMMANDS)
@@ -50,14 +50,12 @@ def test_the_command_alone_prints_the_help_and_the_exit_codes() -> None:
         (["repro"], 2, "Use winml-dag build, or winml-dag reproduce"),
     ],
 )  # fmt: skip
-def test_near_misses_are_accepted_or_answered_with_the_right_command(
-    newcomer: Project, words: list[str], code: int, said: str
-) -> None:
+def test_near_miss_command_is_accepted_or_corrected(newcomer: Project, words: list[str], code: int, said: str) -> None:
     assert said in newcomer.says(*words, *(["-o", "out"] if code != 2 else []), code=code)
     assert newcomer.out.exists() == (code == 0)
 
 
-def test_a_recipe_is_written_for_a_model_and_builds(newcomer: Project) -> None:
+def test_init_writes_buildable_recipe(newcomer: Project) -> None:
     assert "winml-dag build -c recipe.yaml -o OUT" in newcomer.says("init", "m.onnx")
     assert "# Quantization to integers" in newcomer.recipe_file.read_text(encoding="utf-8")
     assert "recipe.yaml already exists." in newcomer.says("init", "m.onnx", code=2)
@@ -67,7 +65,7 @@ def test_a_recipe_is_written_for_a_model_and_builds(newcomer: Project) -> None:
     newcomer.says("build", "recipe.yaml", "-o", "out")
 
 
-def test_any_field_of_a_section_is_set_from_the_command_line(newcomer: Project) -> None:
+def test_set_option_sets_any_section_field(newcomer: Project) -> None:
     fields = ["--set", "quant.samples=3", "--set", "quant.calibration_method=entropy", "--set", 'loader.task="t"']
     newcomer.says("build", "r.yaml", "-p", "w8a8", "-o", "out", *fields)
     written = json.loads((newcomer.out / "winml_build_config.json").read_text(encoding="utf-8"))
@@ -81,7 +79,7 @@ def test_any_field_of_a_section_is_set_from_the_command_line(newcomer: Project) 
         assert said in newcomer.says("plan", "r.yaml", "-p", "w8a8", "--set", given, code=2)
 
 
-def test_an_option_without_effect_is_reported_before_the_last_line_of_every_build(newcomer: Project) -> None:
+def test_option_without_effect_is_noted_in_every_build(newcomer: Project) -> None:
     for place, (words, said) in enumerate(
         (
             (["--compile"], "note: --compile has no effect: there is nothing to compile for CPUExecutionProvider"),
@@ -100,13 +98,13 @@ def test_an_option_without_effect_is_reported_before_the_last_line_of_every_buil
             assert summary.startswith(last)
 
 
-def test_a_provider_that_compiles_is_reported_when_the_recipe_forbids_it(newcomer: Project) -> None:
+def test_null_compile_section_is_noted_for_compiling_provider(newcomer: Project) -> None:
     (newcomer.folder / "null.yaml").write_text("model: m.onnx\ncompile: null\n", encoding="utf-8")
     told = newcomer.says("plan", "null.yaml", "--ep", "qnn")
     assert "--ep qnn compiles nothing: the recipe's compile section is null. To compile, add --compile." in told
 
 
-def test_the_nearest_build_is_one_of_the_same_model(newcomer: Project) -> None:
+def test_nearest_build_is_of_same_model(newcomer: Project) -> None:
     newcomer.says("build", "r.yaml", "-o", "out")
     perceptron(newcomer.folder / "other.onnx", width=24)
     assert "optimize.0  would run            never built before" in newcomer.says("plan", "other.onnx")
@@ -114,7 +112,7 @@ def test_the_nearest_build_is_one_of_the_same_model(newcomer: Project) -> None:
     assert re.search("optimize.0 .* nearest is .*gelu", planned)
 
 
-def test_options_are_in_panels(newcomer: Project) -> None:
+def test_options_are_grouped_in_help_panels(newcomer: Project) -> None:
     for name in ("build", "plan"):
         found = re.findall(r"^(\w+) options:$", newcomer.says(name, "--help"), re.MULTILINE)
         assert found == [

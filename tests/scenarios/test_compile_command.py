@@ -67,7 +67,7 @@ def outputs(model: Path) -> np.ndarray:
 
 
 @needs_qnn
-def test_the_quant_config_of_compile_quantizes_by_the_stages_of_quantize(shared: Project) -> None:
+def test_compile_quant_config_reuses_quantize_stages(shared: Project) -> None:
     net = shared.told("compile", "-m", "model.onnx", "-c", "quantizing.yaml", "-d", "qnn", "-o", "net.onnx")
     assert with_status(net, "ran") == ["calibrate", "quantize", "compile", "validate", "finalize"]
     assert net["metrics"]["ep_context_partitions"] == 1
@@ -80,7 +80,7 @@ def test_the_quant_config_of_compile_quantizes_by_the_stages_of_quantize(shared:
 
 
 @needs_qnn
-def test_python_hands_on_the_whole_compile_section(shared: Project) -> None:
+def test_python_compile_accepts_every_form_of_config(shared: Project) -> None:
     shared.python(f"""
 from winml_dag import WinMLCompileConfig, WinMLQuantizationConfig, compile_onnx
 quant = {QUANT!r}
@@ -99,7 +99,7 @@ for name, config in {{
 
 
 @needs_qnn
-def test_the_whole_network_becomes_a_binary_beside_or_inside_the_model_once_and_the_provider_runs_it(
+def test_compiled_network_is_one_cached_partition(
     made: Project,
 ) -> None:
     again = made.told("compile", "-m", "qdq.onnx", *QNN, "-o", "beside/net.onnx", "--compiler", "ort")
@@ -128,7 +128,7 @@ def test_the_whole_network_becomes_a_binary_beside_or_inside_the_model_once_and_
 
 
 @needs_qnn
-def test_a_compiled_and_a_quantized_model_are_measured_and_evaluated_as_they_are(made: Project) -> None:
+def test_compiled_and_quantized_models_are_measured_and_evaluated(made: Project) -> None:
     once = ("--iterations", "1", "--warmup", "0", "--loads", "1", "--no-baseline")
     perf = made.told("perf", "beside/net.onnx", *QNN, *once)
     evaluated = made.told("eval", "beside/net.onnx", "--mode", "compare", *QNN, "--reference", "qdq.onnx")
@@ -138,7 +138,7 @@ def test_a_compiled_and_a_quantized_model_are_measured_and_evaluated_as_they_are
 
 
 @needs_qnn
-def test_a_model_without_its_binary_is_told_of(made: Project) -> None:
+def test_missing_binary_is_reported(made: Project) -> None:
     (made.folder / "lost").mkdir()
     shutil.copy(made.folder / "beside" / "net.onnx", made.folder / "lost")
     validate = ("validate", "lost/net.onnx", *QNN, "--reference", "qdq.onnx")
@@ -148,7 +148,7 @@ def test_a_model_without_its_binary_is_told_of(made: Project) -> None:
 
 
 @needs_qnn
-def test_a_float_model_is_compiled_as_it_is_and_a_result_that_is_too_far_away_fails(made: Project) -> None:
+def test_float_model_compiles_unquantized_and_low_quality_fails(made: Project) -> None:
     compile_ = ("compile", "-m", "model.onnx", *QNN)
     unchecked = made.told(*compile_, "-o", "float.onnx", "--no-validate")
     assert unchecked["metrics"]["ep_context_partitions"] == 1
@@ -160,7 +160,7 @@ def test_a_float_model_is_compiled_as_it_is_and_a_result_that_is_too_far_away_fa
 
 
 @needs_qnn
-def test_models_that_share_a_binary_are_not_quantized_on_the_way(shared: Project) -> None:
+def test_quantizing_models_that_share_binary_is_refused(shared: Project) -> None:
     perceptron(shared.folder / "second.onnx", seed=1)
     several = ("compile", "-m", "model.onnx", "-m", "second.onnx", "-d", "qnn", "--output-dir", "several")
     assert "compile.quant_config is for one model at a time" in shared.says(*several, "-c", "quantizing.yaml", code=2)
@@ -168,9 +168,7 @@ def test_models_that_share_a_binary_are_not_quantized_on_the_way(shared: Project
 
 
 @pytest.mark.parametrize(("ep", "name"), [("cpu", "CPUExecutionProvider"), ("dml", "DmlExecutionProvider")])
-def test_compile_for_a_provider_that_runs_onnx_gives_the_model_optimized_for_it(
-    shared: Project, ep: str, name: str
-) -> None:
+def test_compile_without_compiler_gives_optimized_model(shared: Project, ep: str, name: str) -> None:
     value = shared.told("compile", "-m", "model.onnx", "--ep", ep, "-o", f"{ep}.onnx")
     model, nothing = (
         shared.folder / f"{ep}.onnx",
@@ -189,7 +187,7 @@ def test_compile_for_a_provider_that_runs_onnx_gives_the_model_optimized_for_it(
     assert "compiled for" not in said
 
 
-def test_compile_for_the_cpu_quantizes_too_and_a_provider_that_is_not_here_is_refused_in_words(shared: Project) -> None:
+def test_compile_for_cpu_quantizes_and_missing_provider_is_refused(shared: Project) -> None:
     value = shared.told("compile", "-m", "model.onnx", "-c", "quantizing.yaml", "--ep", "cpu", "-o", "cpu8.onnx")
     assert {"optimize", "calibrate", "quantize"} <= {stage["stage"] for stage in value["stages"]}
     assert inspect_model(shared.folder / "cpu8.onnx").is_quantized
@@ -199,7 +197,7 @@ def test_compile_for_the_cpu_quantizes_too_and_a_provider_that_is_not_here_is_re
 
 
 @needs_qnn
-def test_a_build_compiles_for_the_target_that_the_command_line_names(shared: Project) -> None:
+def test_build_compiles_for_target_of_command_line(shared: Project) -> None:
     said = shared.says("build", "-c", "plain.yaml", "--device", "qnn", "-o", "named")
     assert "compiled for QNNExecutionProvider npu: 1 partition" in said
     assert context(shared.folder / "named" / "model.onnx")
@@ -212,7 +210,7 @@ def test_a_build_compiles_for_the_target_that_the_command_line_names(shared: Pro
 
 
 @needs_qnn
-def test_a_compiled_model_is_carried_through_a_build_on_its_own_provider(made: Project) -> None:
+def test_compiled_model_passes_through_build_on_its_provider(made: Project) -> None:
     value = made.told("build", "--onnx", "inside/net.onnx", "--no-optimize", "--no-analyze", "-o", "carried")
     assert with_status(value, "ran") == ["validate", "finalize"]
     manifest = made.manifest("carried")
@@ -226,7 +224,7 @@ def test_a_compiled_model_is_carried_through_a_build_on_its_own_provider(made: P
 @pytest.mark.parametrize(
     ("model", "provider"), [("beside/net", "QNN"), ("inside/net", "QNN"), ("openvino", "OpenVINO")]
 )
-def test_a_compiled_model_is_refused_before_anything_is_done_with_what_to_give_instead(
+def test_compiled_model_is_refused_by_optimize_and_quantize(
     made: Project, model: str, provider: str, command: str, participle: str
 ) -> None:
     def stored() -> set[Path]:
@@ -246,7 +244,7 @@ def test_a_compiled_model_is_refused_before_anything_is_done_with_what_to_give_i
     assert stored() == before
 
 
-def test_a_model_of_another_provider_is_not_laid_at_the_door_of_the_target(shared: Project) -> None:
+def test_model_compiled_for_other_provider_does_not_blame_target(shared: Project) -> None:
     skipped = ("--no-quant", "--no-optimize", "--no-analyze", "--no-compile")
     done = shared.run("build", "--onnx", "openvino.onnx", *QNN, *skipped, "-o", "wrong")
     assert done.returncode != 0

@@ -56,7 +56,7 @@ def ran(result: Result) -> set[str]:
     return set(with_status(result.value, "ran", by="id"))
 
 
-def test_one_build_exports_once_and_puts_every_component_into_one_folder(built: tuple[Project, Result]) -> None:
+def test_composite_build_exports_once_into_one_folder(built: tuple[Project, Result]) -> None:
     project, first = built
     assert first.code == 0, first.messages
     assert ran(first) == {
@@ -97,7 +97,7 @@ def test_one_build_exports_once_and_puts_every_component_into_one_folder(built: 
     assert subjects == {"encoder_model.onnx": "encoder", "decoder_model.onnx": "decoder"}
 
 
-def test_an_edit_of_one_component_leaves_the_other_and_the_settings_of_a_build_give_it_again(project: Project) -> None:
+def test_component_edit_leaves_other_component_unchanged(project: Project) -> None:
     project.edit(components__decoder__quant__fp16_keep_io_types=False)
     before = project.contents()
     assert ran(project.build()) == {"decoder.quantize", "decoder.finalize"}
@@ -110,7 +110,7 @@ def test_an_edit_of_one_component_leaves_the_other_and_the_settings_of_a_build_g
     assert project.models("again") == project.models()
 
 
-def test_a_component_that_fails_spoils_nothing_of_the_other(project: Project) -> None:
+def test_failed_component_leaves_folder_unchanged(project: Project) -> None:
     before = project.contents()
     project.edit(
         components__decoder__quant__nodes_to_exclude=["no such node"], components__encoder={"quant": {"mode": "fp16"}}
@@ -124,7 +124,7 @@ def test_a_component_that_fails_spoils_nothing_of_the_other(project: Project) ->
     assert project.manifest()["precision"] == "fp16"
 
 
-def test_a_build_killed_in_one_component_goes_on_there(project: Project) -> None:
+def test_killed_composite_build_resumes(project: Project) -> None:
     before = project.contents()
     project.edit(components__encoder={"quant": {"mode": "fp16"}}, components__decoder__quant__fp16_keep_io_types=False)
     process = project.start("build", "-c", "recipe.yaml", "-o", "out", "--jobs", "1", "-v")
@@ -145,7 +145,7 @@ def test_a_build_killed_in_one_component_goes_on_there(project: Project) -> None
     assert project.says("verify", "out").startswith("Intact: ")
 
 
-def test_components_are_exported_into_files_beside_each_other(project: Project) -> None:
+def test_components_are_exported_beside_each_other(project: Project) -> None:
     told = project.told("export", "-c", "recipe.yaml", "-o", "single/model.onnx")
     models = [Path(path).name for path in (told["output_path"], *told["also_paths"])]
     assert models == ["model_encoder.onnx", "model_decoder.onnx"]
@@ -155,7 +155,7 @@ def test_components_are_exported_into_files_beside_each_other(project: Project) 
     }
 
 
-def test_what_looks_at_a_folder_of_several_models_asks_which(project: Project) -> None:
+def test_multi_model_folder_requires_submodel(project: Project) -> None:
     assert "encoder_model.onnx, decoder_model.onnx" in project.says("validate", "out", code=3)
     told = project.says("inspect", "out/decoder_model.onnx")
     assert "decoder.finalize, as it was built" in told

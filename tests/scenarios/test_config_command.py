@@ -36,7 +36,7 @@ def config(tmp_path: Path, commands: OneProcess) -> Config:
     return Config(tmp_path, commands)
 
 
-def test_a_build_from_it_is_the_build_with_the_options(config: Config) -> None:
+def test_written_config_builds_like_options(config: Config) -> None:
     perceptron(config.folder / "model.onnx")
     target = ("--ep", "qnn", "-p", "w8a16", "--no-compile", "--no-validate")
     told = config.says("config", "--onnx", "model.onnx", *target, "-o", "recipes/model.yaml")
@@ -48,7 +48,7 @@ def test_a_build_from_it_is_the_build_with_the_options(config: Config) -> None:
     assert config.keys("-c", "recipes/model.yaml") == config.keys("--onnx", "model.onnx", *target)
 
 
-def test_an_architecture_has_its_tensors_spelled_out_without_weights_or_network(config: Config) -> None:
+def test_config_spells_out_tensors_of_architecture(config: Config) -> None:
     """The resulting model is the same, byte for byte."""
     (config.folder / "tiny.json").write_text(
         json.dumps({"loader": {"model_type": "bert", "random_weights": {"config": TINY}}}), encoding="utf-8"
@@ -73,7 +73,7 @@ def test_an_architecture_has_its_tensors_spelled_out_without_weights_or_network(
     assert one == other
 
 
-def test_without_a_model_it_is_for_every_model_of_the_architecture(config: Config) -> None:
+def test_config_without_model_fits_any_model_of_architecture(config: Config) -> None:
     any_resnet = ("--model-type", "resnet", "-t", "image-classification", "-p", "fp16")
     told = config.says("config", *any_resnet, "-o", "resnet.yaml")
     assert "winml-dag build -c resnet.yaml -m MODEL -o OUT" in told
@@ -85,7 +85,7 @@ def test_without_a_model_it_is_for_every_model_of_the_architecture(config: Confi
     assert [tensor["name"] for tensor in recipe["export"]["input_tensors"]] == ["pixel_values"]
 
 
-def test_a_file_that_is_there_is_kept(config: Config) -> None:
+def test_existing_config_file_is_kept(config: Config) -> None:
     perceptron(config.folder / "model.onnx")
     (config.folder / "mine.yaml").write_text("mine", encoding="utf-8")
     assert "mine.yaml already exists" in config.says("config", "--onnx", "model.onnx", "-o", "mine.yaml", code=2)
@@ -105,7 +105,7 @@ def test_a_file_that_is_there_is_kept(config: Config) -> None:
         ((), 2, "No model is named"),
     ],
 )
-def test_what_cannot_be_decided_is_told_as_one_object(
+def test_undecidable_config_is_refused_as_json(
     config: Config, arguments: tuple[str, ...], code: int, words: str
 ) -> None:
     assert words in config.refused("config", *arguments, code=code)

@@ -60,7 +60,7 @@ def shared(built_project: Project, tmp_path_factory: pytest.TempPathFactory) -> 
     return copy
 
 
-def test_nothing_changed_and_nothing_is_touched(shared: Project) -> None:
+def test_unchanged_build_touches_nothing(shared: Project) -> None:
     before = shared.times()
     assert shared.with_processes().build().ran == []
     assert shared.times() == before
@@ -96,7 +96,7 @@ def test_nothing_changed_and_nothing_is_touched(shared: Project) -> None:
     ],
     ids=["more samples", "another precision", "embedded context", "an optimization that changes nothing here"],
 )
-def test_an_edit_runs_what_it_reaches_and_taken_back_nothing(
+def test_edit_runs_dependent_stages_and_revert_runs_nothing(
     shared: Project, changes: dict[str, Any], ran: list[str], stage: str, reason: str
 ) -> None:
     """``plan`` and ``why`` tell it before, and the build's messages and manifest afterwards."""
@@ -118,7 +118,7 @@ def test_an_edit_runs_what_it_reaches_and_taken_back_nothing(
     assert shared.models() == models
 
 
-def test_samples_beyond_those_of_the_data_give_the_same_ranges_and_stop_at_calibrate(small: Project) -> None:
+def test_unchanged_ranges_stop_rebuild_at_calibrate(small: Project) -> None:
     small.edit(quant__samples=8)
     built = small.build()
     assert built.ran == ["calibrate", "quantize", "validate", "finalize"]
@@ -127,7 +127,7 @@ def test_samples_beyond_those_of_the_data_give_the_same_ranges_and_stop_at_calib
     assert small.build().ran == ["calibrate"]
 
 
-def test_one_byte_of_the_model_is_named_before_the_build_in_its_log_and_in_its_manifest(small: Project) -> None:
+def test_one_changed_byte_of_model_is_named_in_plan_log_and_manifest(small: Project) -> None:
     """Even with size and time unchanged: the change time reveals it, since writing sets it and nothing resets it."""
     model = small.folder / "model.onnx"
     status = model.stat()
@@ -147,7 +147,7 @@ def test_one_byte_of_the_model_is_named_before_the_build_in_its_log_and_in_its_m
     assert set(re.findall(r"^(\w+)(?:\.0)? +ran in ", built, re.MULTILINE)) == set(LINE)
 
 
-def test_a_variant_in_a_new_folder_is_compared_with_the_build_that_is_there(project: Project) -> None:
+def test_variant_in_new_folder_is_compared_with_existing_build(project: Project) -> None:
     key = project.stage("quantize")["cache_key"]
     project.edit(precision="w8a16")
     quantize = next(stage for stage in project.plan(out="other").stages if stage["stage"] == "quantize")
@@ -160,7 +160,7 @@ def test_a_variant_in_a_new_folder_is_compared_with_the_build_that_is_there(proj
     assert [stage.get("roots") for stage in stages] == [None, None, *[["quantize"]] * 3]
 
 
-def test_a_comment_key_order_json_jobs_and_verbosity_change_nothing(small: Project) -> None:
+def test_comments_key_order_format_jobs_and_verbosity_change_nothing(small: Project) -> None:
     text = small.recipe_file.read_text(encoding="utf-8")
     small.recipe_file.write_text(f"# a comment\n{text}", encoding="utf-8")
     assert small.build().ran == []
@@ -171,13 +171,13 @@ def test_a_comment_key_order_json_jobs_and_verbosity_change_nothing(small: Proje
     assert small.build("--verbose", recipe="recipe.json").ran == []
 
 
-def test_another_output_folder_runs_nothing_and_gets_all_files(small: Project) -> None:
+def test_other_output_folder_runs_nothing_and_gets_all_files(small: Project) -> None:
     assert small.build(out="elsewhere/deep").ran == []
     assert small.contents().keys() == small.contents("elsewhere/deep").keys()
     assert small.models() == small.models("elsewhere/deep")
 
 
-def test_a_harmed_output_is_restored_and_the_user_is_told(small: Project) -> None:
+def test_damaged_output_is_restored_and_reported(small: Project) -> None:
     model = small.out / "model.onnx"
     good = model.read_bytes()
     for harm in (model.unlink, lambda: model.write_bytes(good + b"x")):
@@ -189,7 +189,7 @@ def test_a_harmed_output_is_restored_and_the_user_is_told(small: Project) -> Non
         assert "model.onnx" in result.messages
 
 
-def test_rebuild_runs_everything_and_keeps_the_users_files(small: Project) -> None:
+def test_rebuild_runs_all_stages_and_keeps_user_files(small: Project) -> None:
     (small.out / "notes.onnx").write_text("mine", encoding="utf-8")
     before = small.contents()
     result = small.build("--rebuild")
@@ -202,7 +202,7 @@ def test_rebuild_runs_everything_and_keeps_the_users_files(small: Project) -> No
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_ended_during_quantize_the_next_build_goes_on_from_there(small: Project, number: signal.Signals) -> None:
+def test_build_resumes_after_interrupt_during_quantize(small: Project, number: signal.Signals) -> None:
     before = small.contents()
     small.edit(precision="w8a16")
     process = small.start("build", "-c", "recipe.yaml", "-o", "out", "-v")
@@ -225,7 +225,7 @@ def test_ended_during_quantize_the_next_build_goes_on_from_there(small: Project,
     assert not [name for name in small.contents() if name.startswith(".")]
 
 
-def test_two_builds_at_once_run_what_they_share_once(small: Project) -> None:
+def test_concurrent_builds_run_shared_stages_once(small: Project) -> None:
     small.edit(quant__samples=8)
     small.save("other.yaml", {**small.recipe, "precision": "w8a16"})
     first = small.start("build", "-c", "recipe.yaml", "-o", "out", "--format", "json")

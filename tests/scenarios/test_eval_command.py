@@ -57,7 +57,7 @@ def scores(model: Path, rows: np.ndarray) -> np.ndarray:
 LABELLED = ("poor.onnx", "--reference", "good.onnx", "-t", "image-classification", "--dataset", "rows.jsonl")
 
 
-def test_both_models_are_evaluated_on_the_same_samples_once(shared: Project) -> None:
+def test_both_models_are_evaluated_on_same_samples_and_cached(shared: Project) -> None:
     first = shared.told("eval", *LABELLED, "-o", "told")
     again = shared.told("eval", *LABELLED, "-o", "told")
     assert (first["measured"], again["measured"]) == ("live", "cached")
@@ -73,7 +73,7 @@ def test_both_models_are_evaluated_on_the_same_samples_once(shared: Project) -> 
     assert json.loads((shared.folder / "told" / "evaluation.json").read_text())["metrics"] == first["metrics"]
 
 
-def test_the_table_has_both_models_and_a_verdict_and_a_bound_that_is_not_kept_ends_with_1(shared: Project) -> None:
+def test_eval_table_has_verdict_and_violated_bound_exits_1(shared: Project) -> None:
     said = shared.says("eval", *LABELLED, "--min", "accuracy=0.99", code=1)
     lines = said.splitlines()
     accuracy = next(line for line in lines if line.startswith("  accuracy"))
@@ -106,7 +106,7 @@ def test_outputs_are_compared_without_labels(shared: Project) -> None:
     assert (value["samples"], value["of"], value["data"]) == (5, 6, "npz")
 
 
-def test_the_cache_has_the_reference_when_intermediates_were_deleted(shared: Project, tmp_path: Path) -> None:
+def test_deleted_reference_is_restored_from_cache(shared: Project, tmp_path: Path) -> None:
     own = shared.folder / "own.onnx"
     own.write_bytes((shared.folder / "good.onnx").read_bytes())
     shared.says("build", "--onnx", "own.onnx", "--ep", "cpu", "-p", "fp16", "-o", "made")
@@ -124,7 +124,7 @@ def test_the_cache_has_the_reference_when_intermediates_were_deleted(shared: Pro
     assert "no float model of a build is beside it or in the cache" in nowhere
 
 
-def test_a_recipe_is_built_and_its_result_evaluated_as_its_section_says(shared: Project) -> None:
+def test_eval_builds_recipe_and_applies_its_section(shared: Project) -> None:
     recipe = {
         "model": "good.onnx",
         "ep": "cpu",
@@ -155,13 +155,13 @@ def test_a_recipe_is_built_and_its_result_evaluated_as_its_section_says(shared: 
         (("good.onnx", *LABELLED[3:], "--batch-size", "3"), 1, "takes 4 at once, and a batch of 3"),
     ],
 )
-def test_what_cannot_be_evaluated_is_said_in_a_sentence(
+def test_invalid_eval_arguments_are_refused(
     shared: Project, arguments: tuple[str, ...], code: int, message: str
 ) -> None:
     assert message in shared.refused("eval", *arguments, code=code)
 
 
-def test_a_recipe_that_asks_for_more_than_eval_does_is_refused_field_by_field(shared: Project) -> None:
+def test_unsupported_eval_fields_are_refused_individually(shared: Project) -> None:
     section = {"runtime": "pytorch", "skip_build": False, "input_data": "x.npz", "dataset": {"streaming": True}}
     recipe = {"model": "good.onnx", "ep": "cpu", "output_dir": "out", "eval": section}
     shared.save("more.yaml", recipe)
@@ -170,7 +170,7 @@ def test_a_recipe_that_asks_for_more_than_eval_does_is_refused_field_by_field(sh
         assert f"  {field}: " in said
 
 
-def test_the_schema_tells_columns_and_metrics(shared: Project) -> None:
+def test_schema_lists_columns_and_metrics(shared: Project) -> None:
     told = shared.says("eval", "--schema", "-t", "feature-similarity")
     assert told.splitlines()[0] == "feature-similarity: spearman, pearson"
     assert "sentence1 (or text1" in told
@@ -178,7 +178,7 @@ def test_the_schema_tells_columns_and_metrics(shared: Project) -> None:
 
 
 @needs_qnn
-def test_a_compiled_model_is_evaluated_on_its_own_provider(shared: Project) -> None:
+def test_compiled_model_is_evaluated_on_its_provider(shared: Project) -> None:
     """For the task of its build, and compared with the float model on the CPU that its build kept."""
     recipe = {"model": "good.onnx", "ep": "qnn", "precision": "w8a8", "loader": {"task": "image-classification"}}
     shared.built({**recipe, "validate": {"enabled": False}}, "compiled")

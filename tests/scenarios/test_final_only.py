@@ -62,7 +62,7 @@ def digests(folder: Path) -> set[str]:
     return {hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.rglob("*.*") if path.name not in own}
 
 
-def test_a_machine_without_anything_fetches_records_and_final_outputs(
+def test_final_only_machine_fetches_only_records_and_final_outputs(
     folder: Path, server: FaultyServer, commands: OneProcess | None
 ) -> None:
     first, second, third = (Machine(folder, commands, server, name) for name in ("one", "two", "three"))
@@ -86,7 +86,7 @@ def test_a_machine_without_anything_fetches_records_and_final_outputs(
     assert (folder / "out3/w8a8/model.onnx").read_bytes() == (folder / "out2/w8a8/model.onnx").read_bytes()
 
 
-def test_files_come_and_go_with_the_option_and_the_folder_is_sound_each_time(
+def test_toggling_final_only_adds_and_removes_intermediates(
     folder: Path, server: FaultyServer, commands: OneProcess | None
 ) -> None:
     machine = Machine(folder, commands, server, "one")

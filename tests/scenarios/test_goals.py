@@ -64,7 +64,7 @@ def ran(sweep: Any) -> Counter[str]:
     return Counter(stage["stage"] for cell in sweep["cells"] for stage in cell["stages"] if stage["status"] == "ran")
 
 
-def test_goals_and_searches_over_one_sweep(tmp_path: Path, commands: OneProcess | None) -> None:
+def test_goals_and_searches_share_work_of_sweep(tmp_path: Path, commands: OneProcess | None) -> None:
     sweeping = Sweeping(tmp_path, commands)
     chain(tmp_path / "chain.onnx")
 

@@ -50,7 +50,7 @@ def boxes(page: dict[str, Any], step: str) -> list[dict[str, Any]]:
     return [box for box in page["views"]["full"]["boxes"] if box["step"] == step]
 
 
-def test_what_cells_share_is_one_box_with_all_of_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_shared_stages_are_one_box(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = drawn(folder)
     assert page["cells"] == ["fp32/cpu", "w8a8/cpu", "w8a8/npu", "fp16/cpu", "fp16/npu"]
     (model,) = boxes(page, "m.onnx")
@@ -63,7 +63,7 @@ def test_what_cells_share_is_one_box_with_all_of_them(folder: Path, capsys: pyte
     assert "fp32/npu is skipped: integers are what it is for" in (folder / "graph.html").read_text(encoding="ascii")
 
 
-def test_rounds_that_add_nothing_are_not_drawn_and_their_readers_read_the_first(folder: Path) -> None:
+def test_rounds_without_effect_are_not_drawn(folder: Path) -> None:
     page = drawn(folder, "--filter", "w8a8/cpu")
     steps = [box["step"] for box in page["views"]["full"]["boxes"]]
     assert {"optimize.0", "analyze.0"} <= set(steps)
@@ -72,7 +72,7 @@ def test_rounds_that_add_nothing_are_not_drawn_and_their_readers_read_the_first(
     assert {("optimize.0", "calibrate"), ("optimize.0", "quantize"), ("calibrate", "quantize")} <= lines
 
 
-def test_what_failed_the_last_time_is_drawn_as_failed(folder: Path) -> None:
+def test_last_failure_is_drawn_as_failed(folder: Path) -> None:
     failed = CellResult(
         "w8a8/cpu",
         {},
@@ -90,7 +90,7 @@ def test_what_failed_the_last_time_is_drawn_as_failed(folder: Path) -> None:
     assert "<b>no" not in (folder / "graph.html").read_text(encoding="ascii")
 
 
-def test_a_page_of_ours_is_replaced_and_no_other_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_own_page_is_replaced_and_foreign_file_is_kept(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     drawn(folder)
     drawn(folder)
     (folder / "graph.html").write_text("mine", encoding="ascii")
@@ -99,7 +99,7 @@ def test_a_page_of_ours_is_replaced_and_no_other_file(folder: Path, capsys: pyte
     assert (folder / "graph.html").read_text(encoding="ascii") == "mine"
 
 
-def test_as_text_several_builds_are_one_graph(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dot_output_merges_builds_into_one_graph(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["graph", "-c", "sweep.yaml", "--format", "dot"]) == 0
     told = capsys.readouterr().out
     assert told.count('"m.onnx" [shape=ellipse]') == 1

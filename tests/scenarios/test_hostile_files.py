@@ -78,7 +78,7 @@ def project(saved: UserProject, monkeypatch: pytest.MonkeyPatch) -> UserProject:
 @pytest.mark.parametrize("hostile", HOSTILE)
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.usefixtures("project")
-def test_every_command_ends_in_words(name: str, hostile: str) -> None:
+def test_every_command_survives_hostile_file(name: str, hostile: str) -> None:
     path = Path(name)
     path.unlink(missing_ok=True)
     HOSTILE[hostile](path)
@@ -88,7 +88,7 @@ def test_every_command_ends_in_words(name: str, hostile: str) -> None:
 
 @pytest.mark.parametrize("hostile", HOSTILE)
 @pytest.mark.parametrize("kind", ["records", "standing"])
-def test_what_the_cache_has_written_is_made_anew(project: UserProject, kind: str, hostile: str) -> None:
+def test_hostile_cache_files_are_recreated(project: UserProject, kind: str, hostile: str) -> None:
     """The index has a copy of each record, so it is removed too."""
     files = [path for path in (project.cache / kind).rglob("*") if path.is_file()]
     assert files

@@ -27,7 +27,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None
     ("ep", "precision"),
     [("cpu", "fp32"), ("cpu", "fp16"), ("cpu", "w8a8"), ("cpu", "dynamic"), ("qnn", "w8a8")],
 )
-def test_the_final_model_says_what_the_given_one_does(shared: Project, ep: str, precision: str) -> None:
+def test_final_model_keeps_metadata(shared: Project, ep: str, precision: str) -> None:
     if ep == "qnn":
         pytest.importorskip("onnxruntime_qnn")
     out = f"{ep}-{precision}"
@@ -45,7 +45,7 @@ def test_the_final_model_says_what_the_given_one_does(shared: Project, ep: str, 
         assert line in told.stdout
 
 
-def test_metadata_alone_is_another_input_and_both_results_have_their_own(shared: Project) -> None:
+def test_metadata_change_is_a_different_input(shared: Project) -> None:
     shutil.copy(shared.folder / "pets.onnx", shared.folder / "named.onnx")
     for number in ("1", "2"):
         model = onnx.load(shared.folder / "named.onnx")

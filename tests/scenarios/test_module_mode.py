@@ -70,7 +70,7 @@ def modules(built: tuple[Project, dict[str, Any]], tmp_path: Path, commands: One
     return Project(tmp_path / "project", commands)
 
 
-def test_a_list_is_one_build_for_each_module_that_shares_what_is_equal(built: tuple[Project, dict[str, Any]]) -> None:
+def test_module_list_builds_each_module_and_shares_work(built: tuple[Project, dict[str, Any]]) -> None:
     from safetensors.numpy import load_file
 
     project, told = built
@@ -92,7 +92,7 @@ def test_a_list_is_one_build_for_each_module_that_shares_what_is_equal(built: tu
         assert has == [False, True]
 
 
-def test_a_second_build_touches_nothing_and_an_edit_of_one_item_runs_its_stages_only(modules: Project) -> None:
+def test_unchanged_modules_are_untouched_and_edit_reaches_one_item(modules: Project) -> None:
     modules.says("build", *OPTIONS)
     before = {path: path.stat().st_mtime_ns for path in modules.out.rglob("*") if path.is_file()}
     assert "3 up to date" in modules.says("build", *OPTIONS)
@@ -101,7 +101,7 @@ def test_a_second_build_touches_nothing_and_an_edit_of_one_item_runs_its_stages_
     assert ran(modules.told("build", *OPTIONS)) == [[], ["quantize", "finalize"], []]
 
 
-def test_an_item_that_fails_keeps_no_other_from_its_place(modules: Project) -> None:
+def test_failed_module_does_not_stop_others(modules: Project) -> None:
     shutil.rmtree(modules.out)
     write(modules, item(1, quant={**AS_FLOAT16, "nodes_to_exclude": ["no such node"]}), item(1))
     said = modules.says("build", *OPTIONS, code=1)
@@ -115,20 +115,20 @@ def test_an_item_that_fails_keeps_no_other_from_its_place(modules: Project) -> N
     assert (modules.out / "BertLayer_1" / "model.onnx").is_file()
 
 
-def test_one_module_of_an_output_folder_builds_again_from_its_own_settings(modules: Project) -> None:
+def test_module_rebuilds_from_its_own_settings(modules: Project) -> None:
     again = modules.build(recipe="out/BertLayer_1/winml_build_config.json", out="again")
     assert (again.code, again.ran) == (0, []), again.messages
     assert modules.models("again")["model.onnx"] == modules.models("out/BertLayer_1")["model.onnx"]
 
 
-def test_a_plan_counts_what_the_items_share(modules: Project) -> None:
+def test_plan_counts_stages_shared_by_modules(modules: Project) -> None:
     write(modules, item(0), item(1), item(0))
     counted, kinds = modules.says("plan", *OPTIONS, "--rebuild").splitlines()[-2:]
     assert counted.startswith("3 builds = 4 stages (6 one by one), 2 exports, 0 cached, 4 to run, about ")
     assert kinds == "These are 2 export, 2 finalize."
 
 
-def test_what_is_refused(modules: Project) -> None:
+def test_invalid_module_builds_are_refused(modules: Project) -> None:
     folder = modules.says("build", "-c", "modules.json", "-m", "model", "--use-cache", code=2)
     assert "need a folder to put theirs into" in folder
     assert "is ONNX already" in modules.says("plan", *OPTIONS, "-m", "out/BertLayer_0/export.onnx", code=2)

@@ -30,7 +30,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess) -> Pr
     return project
 
 
-def test_a_build_after_commands_for_each_of_its_stages_runs_none_of_them(shared: Project) -> None:
+def test_build_reuses_all_single_stage_commands(shared: Project) -> None:
     """Each continues from the file of the previous one, under the name that a build gives it."""
     optimized = shared.told("optimize", "-m", "model.onnx", "-o", "a/optimized.onnx", "-d", "qnn")
     assert optimized["metrics"]["nodes_after"] < optimized["metrics"]["nodes_before"]
@@ -50,7 +50,7 @@ def test_a_build_after_commands_for_each_of_its_stages_runs_none_of_them(shared:
     assert {"optimize", "calibrate", "quantize", "compile"} <= {*with_status(built, "reused")}
 
 
-def test_commands_after_a_build_run_no_stage_that_it_has_run(shared: Project) -> None:
+def test_single_stage_command_reuses_build(shared: Project) -> None:
     target = ("-d", "qnn", "--htp-optimization-level", "1", "--no-validate")
     shared.told("build", "-c", "recipe.yaml", "--onnx", "model.onnx", "-p", "w8a16", "-o", "built", *target)
     compiled = shared.told("compile", "-m", "built/quantized.onnx", "-o", "b.onnx", *target)
@@ -58,7 +58,7 @@ def test_commands_after_a_build_run_no_stage_that_it_has_run(shared: Project) ->
     assert compiled["cached"]
 
 
-def test_a_binary_goes_with_its_model_and_comes_back_with_it(shared: Project) -> None:
+def test_binary_is_restored_and_removed_with_its_model(shared: Project) -> None:
     compile_ = ("compile", "-m", "a/quantized.onnx", "-d", "qnn", "-o", "c/net.onnx", "--no-validate")
     shared.told(*compile_)
     (shared.folder / "c" / "net_qnn.bin").unlink()
@@ -68,7 +68,7 @@ def test_a_binary_goes_with_its_model_and_comes_back_with_it(shared: Project) ->
     assert [path.name for path in (shared.folder / "c").iterdir()] == ["net.onnx"]
 
 
-def test_validate_finds_what_a_build_has_validated_and_fails_for_what_is_too_far_away(shared: Project) -> None:
+def test_validate_reuses_build_result_and_fails_below_bound(shared: Project) -> None:
     shared.told("build", "--onnx", "model.onnx", "-p", "w8a16", "-o", "cpu")
     validate = ("validate", "cpu/quantized.onnx", "--reference", "model.onnx")
     value = shared.told(*validate)
@@ -86,7 +86,7 @@ def test_validate_finds_what_a_build_has_validated_and_fails_for_what_is_too_far
     assert failed.stderr.count("not kept: min_cosine") == 1, failed.stderr
 
 
-def test_a_second_call_looks_and_imports_nothing_heavy(shared: Project) -> None:
+def test_second_call_is_up_to_date_and_imports_no_heavy_modules(shared: Project) -> None:
     script = """
 import sys
 from winml_dag.cli import run
@@ -110,7 +110,7 @@ print(codes, sorted(heavy))
     assert last == "[0, 0, 0, 0] []"
 
 
-def test_python_does_the_same(shared: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_api_matches_commands(shared: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(shared.folder)
     for name, value in shared.environment().items():
         monkeypatch.setenv(name, value)
@@ -132,7 +132,7 @@ def test_python_does_the_same(shared: Project, monkeypatch: pytest.MonkeyPatch) 
         compile_onnx("model.onnx", ep="cpu", also=["a/optimized.onnx"])
 
 
-def test_export_finds_what_a_build_has_exported(project: Project) -> None:
+def test_export_reuses_exported_model_of_build(project: Project) -> None:
     export = ("export", "-m", "model", "-t", "text-classification", "-o", "bert.onnx")
     value = project.told(*export)
     assert value["cached"]

@@ -40,7 +40,7 @@ def shape(project: Project, path: str) -> tuple[int | str, ...]:
 
 
 @needs_qnn
-def test_an_open_batch_is_one_for_a_target_of_fixed_shapes_and_that_is_said(shared: Project) -> None:
+def test_open_batch_becomes_1_with_notice(shared: Project) -> None:
     build(shared, "unnamed", "--onnx", "unnamed.onnx", *QNN)
     compiled = inspect_model(shared.folder / "unnamed/model.onnx")
     assert (compiled.is_compiled, compiled.inputs[0].shape) == (True, (1, 3, 8, 8))
@@ -52,7 +52,7 @@ def test_an_open_batch_is_one_for_a_target_of_fixed_shapes_and_that_is_said(shar
     assert "float32[1, 3, 8, 8]" in shared.says("inspect", "unnamed/normalized.onnx")
 
 
-def test_another_open_dimension_is_refused_at_once_with_the_flag_to_give(shared: Project) -> None:
+def test_other_open_dimension_is_refused_with_option(shared: Project) -> None:
     for command in (["plan"], ["build", "-o", "refused"]):
         said = shared.says(*command, "--onnx", "side.onnx", *QNN, code=2)
         assert "'side' of input 'x' (axis 2 of [N, 3, side, side])" in said
@@ -63,7 +63,7 @@ def test_another_open_dimension_is_refused_at_once_with_the_flag_to_give(shared:
 
 
 @needs_qnn
-def test_sizes_may_be_given_by_name_by_input_and_in_a_file(shared: Project) -> None:
+def test_sizes_are_accepted_by_name_by_input_and_in_file(shared: Project) -> None:
     (shared.folder / "sizes.json").write_text('{"side": 8}', encoding="utf-8")
     specs = '{"x": {"shape": [1, 3, 8, 8]}}'
     build(shared, "by-name", "--onnx", "side.onnx", *QNN, "--shape-config", '{"side": 8}')
@@ -72,7 +72,7 @@ def test_sizes_may_be_given_by_name_by_input_and_in_a_file(shared: Project) -> N
         assert build(shared, out, "--onnx", "side.onnx", *QNN, option, given) == [], "it is the same model"
 
 
-def test_a_target_that_takes_open_shapes_gets_the_sizes_that_are_given(shared: Project) -> None:
+def test_open_shape_target_gets_given_sizes(shared: Project) -> None:
     assert "normalize" in build(shared, "cpu", "--onnx", "side.onnx", "-p", "fp32", "--batch-size", "2")
     assert shape(shared, "cpu/model.onnx") == (2, 3, "side", "side")
     model = onnx.load(shared.folder / "fixed.onnx")
@@ -84,14 +84,14 @@ def test_a_target_that_takes_open_shapes_gets_the_sizes_that_are_given(shared: P
 
 
 @pytest.mark.parametrize("name", ["side", "fixed", "old"])
-def test_a_model_that_needs_nothing_is_not_normalized(shared: Project, name: str) -> None:
+def test_model_fit_for_its_target_is_not_normalized(shared: Project, name: str) -> None:
     stages = shared.told("build", "-o", name, "--onnx", f"{name}.onnx", "-p", "fp32")["builds"][0]["stages"]
     assert [stage["stage"] for stage in stages][:2] == ["export", "optimize"]
     assert "normalize" not in [stage["name"] for stage in shared.manifest(name)["stages"]]
     assert shape(shared, f"{name}/model.onnx") == shape(shared, f"{name}.onnx")
 
 
-def test_the_recipe_that_a_build_leaves_gives_the_same_model(shared: Project) -> None:
+def test_written_settings_give_same_model(shared: Project) -> None:
     build(shared, "first", "--onnx", "side.onnx", "-p", "w8a8", "--batch-size", "2", "--shape-config", '{"side": 8}')
     written = shared.json("first", "winml_build_config.json")
     assert written["export"] == {"input_tensors": [{"name": "x", "shape": [2, 3, 8, 8]}]}
@@ -101,7 +101,7 @@ def test_the_recipe_that_a_build_leaves_gives_the_same_model(shared: Project) ->
     assert "export.input_tensors.x.shape: [2,3,8,8] -> [4,3,8,8]" in planned, "an option holds over the recipe"
 
 
-def test_an_edit_of_the_batch_runs_normalize_and_what_follows_and_one_back_nothing(shared: Project) -> None:
+def test_batch_edit_runs_normalize_and_later_stages(shared: Project) -> None:
     recipe = {"model": "named.onnx", "ep": "cpu", "precision": "w8a8", "export": {"batch_size": 2}, "auto": False}
     shared.built(recipe, "edited")
     shared.save("edited.yaml", {**recipe, "export": {"batch_size": 3}})
@@ -113,7 +113,7 @@ def test_an_edit_of_the_batch_runs_normalize_and_what_follows_and_one_back_nothi
     assert shape(shared, "edited/model.onnx") == (2, 3, 8, 8)
 
 
-def test_a_sweep_over_shapes_has_one_normalized_model_for_each(shared: Project) -> None:
+def test_shape_sweep_normalizes_once_per_shape(shared: Project) -> None:
     sides = {"small": 6, "large": 10}
     axis = [{"name": name, "export": {"shape_config": {"side": side}}} for name, side in sides.items()]
     recipe = {"model": "side.onnx", "ep": "cpu", "auto": False, "export": {"batch_size": 1}}
@@ -127,13 +127,13 @@ def test_a_sweep_over_shapes_has_one_normalized_model_for_each(shared: Project) 
 
 @needs_qnn
 @pytest.mark.parametrize("command", ["optimize", "quantize", "compile"])
-def test_a_command_for_one_stage_fixes_shapes_too(shared: Project, command: str) -> None:
+def test_single_stage_command_fixes_shapes(shared: Project, command: str) -> None:
     out = f"{command}.onnx"
     shared.says(command, "-m", "unnamed.onnx", "--ep", "qnn", "--batch-size", "2", "-o", out)
     assert shape(shared, out) == (2, 3, 8, 8)
 
 
-def test_ranges_of_a_model_with_sizes_are_for_the_model_with_these_sizes(shared: Project) -> None:
+def test_ranges_apply_only_to_model_with_same_sizes(shared: Project) -> None:
     shared.says("calibrate", "-m", "unnamed.onnx", "--batch-size", "2", "-o", "ranges.json")
     shared.python("""
 from winml_dag import quantize_onnx
@@ -145,7 +145,7 @@ quantize_onnx("unnamed.onnx", "loaded.onnx", precision="w8a8", export={"batch_si
     assert shared.run("quantize", "-m", "unnamed.onnx", *other).returncode != 0
 
 
-def test_analyze_judges_the_model_with_fixed_shapes(shared: Project) -> None:
+def test_analyze_uses_fixed_shapes(shared: Project) -> None:
     foreign(shared.folder / "reciprocal.onnx", batch="N", last="Reciprocal")
     told = shared.told("analyze", "reciprocal.onnx", "--ep", "qnn")
     assert "open batch" in told["notices"][0]
@@ -156,7 +156,7 @@ def test_analyze_judges_the_model_with_fixed_shapes(shared: Project) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp16", "w8a16"])
-def test_a_model_of_the_old_zoo_builds(shared: Project, precision: str) -> None:
+def test_old_zoo_model_builds(shared: Project, precision: str) -> None:
     """Its format lists every weight among the inputs, and its opset has no per-channel scales."""
     shutil.copy(LIGHT / "light_squeezenet.onnx", shared.folder / "zoo.onnx")
     out = f"zoo-{precision}"
@@ -195,9 +195,7 @@ def listed(shared: Project) -> Project:
         ("compile -o listed.qnn.onnx -m", "listed.qnn.onnx"),
     ],
 )
-def test_what_is_compiled_of_a_model_whose_constants_are_inputs_is_loaded_back(
-    listed: Project, command: str, made: str
-) -> None:
+def test_compiled_model_with_listed_constants_is_validated(listed: Project, command: str, made: str) -> None:
     told = listed.told(*command.split(), "listed.onnx", "--ep", "qnn")
     summary = inspect_model(listed.folder / made)
     assert (summary.is_compiled, [spec.name for spec in summary.inputs]) == (True, ["x"])
@@ -205,7 +203,7 @@ def test_what_is_compiled_of_a_model_whose_constants_are_inputs_is_loaded_back(
 
 
 @needs_qnn
-def test_a_stage_of_the_recipes_own_may_stand_before_normalize(shared: Project) -> None:
+def test_command_stage_can_precede_normalize(shared: Project) -> None:
     copy = ["python", "-c", "import shutil, sys; shutil.copy(*sys.argv[1:])", "{inputs.model}", "{outputs.model}"]
     own = {"command": copy, "inputs": {"model": "named.onnx"}, "outputs": {"model": "mine.onnx"}}
     stages = {"mine": own, "normalize": {"inputs": {"model": "mine.model"}}}

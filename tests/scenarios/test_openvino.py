@@ -44,7 +44,7 @@ def stage(result: Result, name: str) -> dict[str, Any]:
     return next(entry for entry in result.stages if entry["stage"] == name)
 
 
-def test_a_model_that_is_compiled_there_is_validated_there_and_what_happens_is_told(openvino: Project) -> None:
+def test_compiled_model_is_validated_in_openvino_environment(openvino: Project) -> None:
     result = build(openvino)
     compiled, validated = stage(result, "compile"), stage(result, "validate")
     assert compiled["status"] == "ran"
@@ -57,7 +57,7 @@ def test_a_model_that_is_compiled_there_is_validated_there_and_what_happens_is_t
     assert not openvino.out.exists()
 
 
-def test_what_the_plugin_compiles_it_loads_back(openvino: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_openvino_plugin_loads_its_compiled_model(openvino: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENVIRONMENTS_VARIABLE, f"openvino={PLUGIN}")
     result = build(openvino)
     if "finds no cpu on this machine" in stage(result, "compile").get("error", ""):
@@ -71,7 +71,7 @@ def test_what_the_plugin_compiles_it_loads_back(openvino: Project, monkeypatch: 
     assert inspect_model(openvino.out / "model.onnx").is_compiled
 
 
-def test_what_openvino_compiles_is_the_same_each_time(openvino: Project) -> None:
+def test_openvino_compilation_is_deterministic(openvino: Project) -> None:
     contents = []
     for out in ("one", "two"):
         assert build(openvino, "--no-validate", "--rebuild", out=out).code == 0
@@ -81,7 +81,7 @@ def test_what_openvino_compiles_is_the_same_each_time(openvino: Project) -> None
     assert models[0] == models[1]
 
 
-def test_an_onnx_model_for_it_is_validated_on_it(openvino: Project) -> None:
+def test_uncompiled_model_is_validated_on_openvino(openvino: Project) -> None:
     result = build(openvino, "--no-compile")
     assert result.code == 0, result.messages
     told = stage(result, "validate")["metrics"]
@@ -98,7 +98,7 @@ def test_an_onnx_model_for_it_is_validated_on_it(openvino: Project) -> None:
     assert measured["onnxruntime"] == manifest["toolchain"]["onnxruntime-openvino"]
 
 
-def test_a_device_that_is_not_there_is_one_sentence(openvino: Project) -> None:
+def test_missing_device_becomes_one_sentence(openvino: Project) -> None:
     result = build(openvino, "--no-compile", "--device", "npu")
     if result.code == 0:
         pytest.skip("this machine has an NPU that OpenVINO drives")

@@ -49,14 +49,14 @@ def operators(model: ModelProto) -> Counter[str]:
     return Counter(node.op_type for node in model.graph.node)
 
 
-def test_every_file_has_its_name_and_lies_in_the_output_folder(built_project: Project) -> None:
+def test_output_folder_has_exactly_expected_files(built_project: Project) -> None:
     names = {*INTERMEDIATE, "model.onnx", "compiled_qnn.bin", "model_qnn.bin", "export_htp_metadata.json"}
     names |= {"analyze_result.json", "build_manifest.json", "winml_build_config.json"}
     assert set(built_project.contents()) == names
     assert {path.name for path in built_project.folder.iterdir()} == {"model", "recipe.yaml", "out", "cache"}
 
 
-def test_each_intermediate_is_what_its_name_says(built_project: Project) -> None:
+def test_each_intermediate_matches_its_name(built_project: Project) -> None:
     export, optimized, quantized, compiled = (onnx.load(built_project.out / name) for name in INTERMEDIATE)
     assert {tensor.data_type for tensor in export.graph.initializer} <= {TensorProto.FLOAT, TensorProto.INT64}
     assert not operators(export).keys() & {"QuantizeLinear", "DequantizeLinear", "EPContext"}
@@ -74,7 +74,7 @@ def test_each_intermediate_is_what_its_name_says(built_project: Project) -> None
     assert operators(compiled)["EPContext"] == 1
 
 
-def test_the_final_model_is_the_compiled_one_with_a_binary_of_its_own(built_project: Project) -> None:
+def test_final_model_is_compiled_model_with_own_binary(built_project: Project) -> None:
     model, compiled = (onnx.load(built_project.out / f"{stem}.onnx") for stem in ("model", "compiled"))
     binaries = {}
     for stem, made in (("model", model), ("compiled", compiled)):
@@ -92,7 +92,7 @@ def test_the_final_model_is_the_compiled_one_with_a_binary_of_its_own(built_proj
     [(("--no-compile",), "quantized"), (("--no-quant", "--no-compile"), "optimized")],
     ids=["no compile", "neither"],
 )
-def test_model_onnx_is_the_output_of_the_last_stage(shared: Project, options: tuple[str, ...], last: str) -> None:
+def test_model_onnx_is_output_of_last_stage(shared: Project, options: tuple[str, ...], last: str) -> None:
     assert shared.build(*options, out=last).code == 0
     folder = shared.folder / last
     assert {name for name in INTERMEDIATE if (folder / name).exists()} == {
@@ -101,7 +101,7 @@ def test_model_onnx_is_the_output_of_the_last_stage(shared: Project, options: tu
     assert (folder / "model.onnx").read_bytes() == (folder / f"{last}.onnx").read_bytes()
 
 
-def test_the_export_metadata_has_modules_tracing_and_coverage(built_project: Project) -> None:
+def test_export_metadata_has_modules_tracing_and_coverage(built_project: Project) -> None:
     found = built_project.json("out", "export_htp_metadata.json")
     assert found["modules"]["class_name"] == "BertForSequenceClassification"
     assert found["modules"]["children"]["bert"]["children"].keys() >= {"embeddings", "encoder"}
@@ -113,7 +113,7 @@ def test_the_export_metadata_has_modules_tracing_and_coverage(built_project: Pro
     assert statistics["coverage_percentage"] > 90
 
 
-def test_the_analysis_counts_and_classifies_what_is_in_the_model_and_says_who_made_it(built_project: Project) -> None:
+def test_analysis_counts_and_classifies_operators(built_project: Project) -> None:
     analysis = built_project.json("out", "analyze_result.json")
     counts = operators(onnx.load(built_project.out / "optimized.onnx"))
     about = analysis["metadata"]
@@ -133,7 +133,7 @@ def test_the_analysis_counts_and_classifies_what_is_in_the_model_and_says_who_ma
     assert datetime.fromisoformat(built_project.manifest()["analysis_timestamp"])
 
 
-def test_the_manifest_has_the_fields_that_users_know_and_accounts_for_every_byte(built_project: Project) -> None:
+def test_manifest_has_expected_fields_and_digests(built_project: Project) -> None:
     manifest = built_project.manifest()
     assert (manifest["schema_version"], manifest["task"]) == (1, "text-classification")
     assert "model" in manifest["model_id"]
@@ -167,14 +167,14 @@ def test_the_manifest_has_the_fields_that_users_know_and_accounts_for_every_byte
     assert any(name.startswith("qnn library") for name in stages["compile"]["toolchain"])
 
 
-def test_nothing_of_this_machine_or_moment_is_in_the_models(built_project: Project) -> None:
+def test_models_contain_no_local_paths(built_project: Project) -> None:
     for name, data in built_project.contents().items():
         if name.endswith((".onnx", ".bin", "metadata.json")):
             assert str(built_project.folder).encode() not in data, name
             assert b"/scratch/" not in data, name
 
 
-def test_the_written_settings_give_the_same_build(shared: Project) -> None:
+def test_written_settings_give_same_build(shared: Project) -> None:
     settings = shared.json("out", "winml_build_config.json")
     assert settings["auto"] is False
     assert settings.keys() >= {"loader", "export", "optim", "quant", "compile"}
@@ -186,9 +186,7 @@ def test_the_written_settings_give_the_same_build(shared: Project) -> None:
     assert shared.models("again") == shared.models()
 
 
-def test_python_and_command_line_write_the_same_and_reuse_each_others_results(
-    shared: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_python_and_command_line_share_results(shared: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(shared.folder)
     for name, value in shared.environment().items():
         monkeypatch.setenv(name, value)
@@ -202,7 +200,7 @@ def test_python_and_command_line_write_the_same_and_reuse_each_others_results(
     assert shared.manifest().keys() == shared.manifest("python-out").keys()
 
 
-def test_python_is_told_to_rebuild_by_either_name(tmp_path: Path) -> None:
+def test_python_rebuild_accepts_both_argument_names(tmp_path: Path) -> None:
     model, out = perceptron(tmp_path / "model.onnx"), tmp_path / "out"
     how: dict[str, Any] = {"cache_dir": tmp_path / "cache", "precision": "fp32", "ep": "cpu", "validate": False}
     how |= {"optimize": False, "analyze": False}
@@ -212,14 +210,14 @@ def test_python_is_told_to_rebuild_by_either_name(tmp_path: Path) -> None:
         assert [view.stage for view in result.stages if view.status == "ran"] == ["finalize"] * any(asked.values())
 
 
-def test_results_can_stay_in_the_cache_folder(shared: Project) -> None:
+def test_use_cache_keeps_results_in_cache_folder(shared: Project) -> None:
     (build,) = shared.told("build", "-c", "recipe.yaml", "--use-cache")["builds"]
     assert [stage["status"] for stage in build["stages"] if stage["status"] == "ran"] == []
     assert Path(build["final_artifact"]).is_relative_to(shared.cache / "outputs")
     assert Path(build["final_artifact"]).exists()
 
 
-def test_a_model_that_was_exported_here_and_is_given_as_onnx_is_known_and_not_replaced(shared: Project) -> None:
+def test_exported_model_given_as_onnx_is_reused_and_not_replaced(shared: Project) -> None:
     before = (shared.out / "export.onnx").read_bytes()
     result = shared.build("--onnx", "out/export.onnx", out="from-onnx")
     assert result.code == 0, result.messages
@@ -228,7 +226,7 @@ def test_a_model_that_was_exported_here_and_is_given_as_onnx_is_known_and_not_re
     assert (shared.out / "export.onnx").read_bytes() == before
 
 
-def test_a_failed_build_leaves_the_folder_as_it_was(shared: Project) -> None:
+def test_failed_build_leaves_folder_unchanged(shared: Project) -> None:
     before, times = shared.contents(), shared.times()
     result = shared.build("--set", "validate.min_cosine=0.99999999")
     assert result.code == 1
@@ -237,7 +235,7 @@ def test_a_failed_build_leaves_the_folder_as_it_was(shared: Project) -> None:
     assert (shared.contents(), shared.times()) == (before, times)
 
 
-def test_nothing_heavy_is_imported_when_nothing_runs(shared: Project) -> None:
+def test_up_to_date_build_imports_no_heavy_modules(shared: Project) -> None:
     script = """
 import sys
 from winml_dag.cli import run
@@ -249,7 +247,7 @@ assert not heavy, heavy
     shared.python(script)
 
 
-def test_two_different_builds_that_begin_in_one_new_folder(tmp_path: Path, commands: OneProcess | None) -> None:
+def test_concurrent_builds_into_one_folder_stay_consistent(tmp_path: Path, commands: OneProcess | None) -> None:
     """The folder has the files of one of them, consistently."""
     project = Project(tmp_path, commands)
     perceptron(tmp_path / "model.onnx")
@@ -275,9 +273,7 @@ def copied(shared: Project) -> Path:
     return shutil.copytree(shared.out, shared.folder / "copy")
 
 
-def test_inspect_and_verify_tell_what_a_compiled_output_is_and_what_was_done_to_it(
-    shared: Project, copied: Path
-) -> None:
+def test_inspect_and_verify_report_compiled_output_and_damage(shared: Project, copied: Path) -> None:
     found = shared.told("inspect", "copy")
     assert found["is_compiled"]
     assert found["cpu_nodes"] == []

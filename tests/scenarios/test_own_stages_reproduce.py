@@ -44,7 +44,7 @@ def built(tmp_path: Path, commands: OneProcess | None) -> UserProject:
     return project
 
 
-def test_a_random_tensor_is_found_and_named_and_nothing_is_written(built: UserProject) -> None:
+def test_nondeterministic_stage_is_named_and_outputs_are_unchanged(built: UserProject) -> None:
     (built.folder / "build" / "bytes.txt").write_text("edited")
     (built.folder / "build" / "noise.onnx").unlink()
     before = _files(built.folder)

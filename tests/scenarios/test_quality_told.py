@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 TOKENS = 16
 
 
-def test_a_build_says_what_quantization_did_and_how_good_the_model_is(project: Project) -> None:
+def test_build_reports_quantization_and_quality(project: Project) -> None:
     # A compiled model is held against its float model, on random data.
     quality = project.manifest()["quality"]
     assert (quality["output"], quality["data"], quality["samples"]) == ("logits", "random", 3)

@@ -61,7 +61,7 @@ def partitions(model: Path) -> int:
     return sum(node.op_type == "EPContext" for node in onnx.load(model, load_external_data=False).graph.node)
 
 
-def test_it_and_a_build_find_what_the_other_has_made(shared: Project) -> None:
+def test_quantize_command_and_build_reuse_each_other(shared: Project) -> None:
     shared.told("quantize", "-m", "model.onnx", "-p", "w8a16", "-o", "w8a16.onnx")
     assert ran(shared, "build", "--onnx", "model.onnx", *AS_GIVEN, "-p", "w8a16", "-o", "built") == ["finalize"]
     assert (shared.folder / "w8a16.onnx").read_bytes() == (shared.folder / "built" / "model.onnx").read_bytes()
@@ -80,7 +80,7 @@ def test_it_and_a_build_find_what_the_other_has_made(shared: Project) -> None:
 
 
 @needs_qnn
-def test_a_build_goes_on_with_what_it_has_quantized(shared: Project) -> None:
+def test_build_continues_from_quantized_model(shared: Project) -> None:
     """The result, under the name that a build gives it, is what compile and validate would read."""
     target = ("-p", "w8a8", "-d", "qnn")
     assert "compile" in ran(shared, "build", "--onnx", "model.onnx", "--no-optimize", *target, "-o", "one-go")
@@ -91,7 +91,7 @@ def test_a_build_goes_on_with_what_it_has_quantized(shared: Project) -> None:
     assert one.read_bytes() == two.read_bytes()
 
 
-def test_four_bits_and_then_float16_shares_the_first_with_four_bits_alone(shared: Project) -> None:
+def test_int4_fp16_chain_shares_int4_stage(shared: Project) -> None:
     shared.told("quantize", "-m", "model.onnx", "-p", "int4", "-o", "int4.onnx")
     chain = shared.told("quantize", "-m", "model.onnx", "-p", "int4", "-p", "fp16", "-o", "int4-fp16.onnx")
     assert with_status(chain, "reused", "id") == ["quantize"]
@@ -114,7 +114,7 @@ def test_four_bits_and_then_float16_shares_the_first_with_four_bits_alone(shared
     )
 
 
-def test_the_default_is_a_file_beside_the_model_and_a_second_run_does_nothing(shared: Project) -> None:
+def test_default_output_is_beside_model_and_second_run_is_up_to_date(shared: Project) -> None:
     (shared.folder / "aside").mkdir()
     perceptron(shared.folder / "aside" / "net.onnx")
     made = shared.folder / "aside" / "net_quantized.onnx"
@@ -131,7 +131,7 @@ def test_the_default_is_a_file_beside_the_model_and_a_second_run_does_nothing(sh
     assert restored.splitlines()[-1].startswith(f"Restored {name}")
 
 
-def test_a_file_that_is_not_ours_is_overwritten_only_when_that_is_asked_for(shared: Project) -> None:
+def test_foreign_file_is_overwritten_only_on_request(shared: Project) -> None:
     theirs = shared.folder / "theirs.onnx"
     theirs.write_bytes(b"mine")
     arguments = ("quantize", "-m", "model.onnx", "-p", "w8a8", "-o", "theirs.onnx")
@@ -148,7 +148,7 @@ def test_a_file_that_is_not_ours_is_overwritten_only_when_that_is_asked_for(shar
     assert theirs.read_bytes() == b"edited"
 
 
-def test_one_json_object_says_what_was_done(shared: Project) -> None:
+def test_result_is_one_json_object(shared: Project) -> None:
     told = ("quantize", "-m", "model.onnx", "-p", "w8a8", "--calibration-data", "data.npz", "-o", "data.onnx")
     value = shared.told(*told)
     assert value["success"] is True
@@ -166,7 +166,7 @@ def test_one_json_object_says_what_was_done(shared: Project) -> None:
     assert not (shared.folder / "nothing.onnx").exists()
 
 
-def test_data_relative_to_where_the_user_stands_and_a_recipe_elsewhere(shared: Project) -> None:
+def test_recipe_and_option_paths_have_their_own_base(shared: Project) -> None:
     """The recipe's quant section applies, in either of its positions, and the command line takes precedence."""
     (shared.folder / "recipes").mkdir()
     samples(shared.folder / "recipes" / "here.npz", scale=2.0)
@@ -182,7 +182,7 @@ def test_data_relative_to_where_the_user_stands_and_a_recipe_elsewhere(shared: P
     assert wins["steps"][0]["weight_type"] == "int8"
 
 
-def test_python_does_the_same(shared: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_quantize_matches_command(shared: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     shared.told("quantize", "-m", "model.onnx", "-p", "w8a8", "--calibration-data", "data.npz", "-o", "python.onnx")
     monkeypatch.chdir(shared.folder)
     for name, value in shared.environment().items():
@@ -207,7 +207,7 @@ def test_python_does_the_same(shared: Project, monkeypatch: pytest.MonkeyPatch) 
 
 
 @needs_qnn
-def test_a_section_of_compile_quantizes_as_that_of_the_recipe_does(shared: Project) -> None:
+def test_compile_quant_config_equals_quant_section(shared: Project) -> None:
     """Nothing runs again, every byte is the same, and samples default to ten."""
     in_compile = {"model": "model.onnx", "compile": {"execution_provider": "qnn", "quant_config": SECTION}}
     assert {"calibrate", "quantize", "compile", "validate"} <= {*shared.built(in_compile, "in-compile").ran}
@@ -222,7 +222,7 @@ def test_a_section_of_compile_quantizes_as_that_of_the_recipe_does(shared: Proje
 
 
 @pytest.mark.parametrize("section", [{}, SECTION, {"weight_type": "int8", "node_overrides": {"a": {}}}])
-def test_both_sections_are_the_same_config_which_goes_to_a_dict_and_back(section: dict[str, Any]) -> None:
+def test_quant_config_round_trips_in_both_sections(section: dict[str, Any]) -> None:
     quant = WinMLQuantizationConfig.from_dict(section)
     assert Recipe.model_validate({"quant": section}).quant == quant
     config = WinMLCompileConfig.from_dict({"execution_provider": "qnn", "validate": False, "quant_config": section})
@@ -232,7 +232,7 @@ def test_both_sections_are_the_same_config_which_goes_to_a_dict_and_back(section
     assert (again, again.model_fields_set) == (config, config.model_fields_set)
 
 
-def test_both_sections_at_once_are_a_value_error(tmp_path: Path) -> None:
+def test_both_quant_sections_raise_value_error(tmp_path: Path) -> None:
     """test_bad_input.py has the message of the command line."""
     model, quant = perceptron(tmp_path / "model.onnx"), WinMLQuantizationConfig()
     with pytest.raises(ValueError, match="there is a quant section as well"):
@@ -241,7 +241,7 @@ def test_both_sections_at_once_are_a_value_error(tmp_path: Path) -> None:
         )
 
 
-def test_compile_without_a_quant_config_quantizes_nothing_and_says_so_to_who_asks_for_it(shared: Project) -> None:
+def test_compile_without_quant_config_quantizes_nothing(shared: Project) -> None:
     recipe = {"model": "model.onnx", "ep": "cpu", "validate": {"enabled": False}}
     for number, section in enumerate(({}, {"quantize": False})):
         assert "quantize" not in shared.built({**recipe, "compile": section}, f"without-{number}").ran
@@ -256,7 +256,7 @@ def test_compile_without_a_quant_config_quantizes_nothing_and_says_so_to_who_ask
     assert "compile.quant_config" in refused
 
 
-def test_distribution_seed_and_load_path_are_used(shared: Project) -> None:
+def test_distribution_seed_and_load_path_are_applied(shared: Project) -> None:
     """They may also be combined, if the ranges were found with the same settings."""
     recipe = {"model": "model.onnx", "ep": "cpu", "validate": {"enabled": False}}
     how = {"activation_type": "uint16", "samples": 2, "distribution": "normal", "seed": 5}
@@ -292,9 +292,7 @@ def _input_scale(model: Path) -> float:
         ("vitisai", "int8"),
     ],
 )
-def test_a_build_of_onnx_is_for_the_device_and_precision_that_are_named(
-    shared: Project, device: str, precision: str
-) -> None:
+def test_onnx_build_uses_named_device_and_precision(shared: Project, device: str, precision: str) -> None:
     """Models can be built for DirectML without it, so this works where it is not installed too."""
     out = f"{device}-{precision}"
     named = ("build", "--onnx", "model.onnx", "--device", device, "--precision", precision, "-o", f"{out}/")
@@ -335,7 +333,7 @@ _LAYERS = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, 
         ),
     ],
 )
-def test_an_architecture_is_exported_quantized_and_runs(
+def test_architecture_is_exported_quantized_and_runs(
     shared: Project, model_type: str, task: str, config: dict[str, Any]
 ) -> None:
     """test_sweep_shipped.py has BERT and ResNet."""

@@ -32,7 +32,7 @@ def stored(project: Project) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for folder in folders for path in folder.rglob("*") if path.is_file()}
 
 
-def test_every_stage_gives_the_same_bytes_and_nothing_else_changes(project: Project) -> None:
+def test_every_stage_reproduces_identically_without_side_effects(project: Project) -> None:
     """Even where a build has nothing to do, since that is the build in question."""
     kept, contents, times = stored(project), project.contents(), project.times()
     code, found = reproduce(project)
@@ -46,13 +46,13 @@ def test_every_stage_gives_the_same_bytes_and_nothing_else_changes(project: Proj
     assert list((project.cache / "scratch").iterdir()) == []
 
 
-def test_several_runs_of_chosen_stages(project: Project) -> None:
+def test_selected_stages_are_run_several_times(project: Project) -> None:
     code, found = reproduce(project, "compile", "calibrate", "--runs", "3")
     assert code == 0
     assert [(stage["id"], stage["runs"]) for stage in found["stages"]] == [("calibrate", 3), ("compile", 3)]
 
 
-def test_a_record_that_does_not_match_its_ingredients_is_found(project: Project, tmp_path: Path) -> None:
+def test_wrong_record_is_detected(project: Project, tmp_path: Path) -> None:
     """As if a machine with a broken library had filled the cache: one weight differs, and the keys are correct."""
     old, new = _exchange_a_weight(project, "optimize", "optimized.onnx", tmp_path)
     finished = project.run("reproduce", "optimize", "calibrate", "-c", "recipe.yaml", "-o", "out", "-q", "--runs", "2")
@@ -66,7 +66,7 @@ def test_a_record_that_does_not_match_its_ingredients_is_found(project: Project,
     assert finished.stdout.splitlines()[-1].startswith("Not reproduced: 1 differs, 1 cannot be reproduced, in ")
 
 
-def test_a_stage_that_this_build_does_not_have_is_a_mistake_of_usage(project: Project) -> None:
+def test_unknown_or_skipped_stage_is_refused(project: Project) -> None:
     code, found = reproduce(project, "quantise")
     assert code == 2
     assert "no stage 'quantise'" in found["error"]
@@ -75,7 +75,7 @@ def test_a_stage_that_this_build_does_not_have_is_a_mistake_of_usage(project: Pr
     assert "analyze is skipped" in found["error"]
 
 
-def test_before_any_build_there_is_nothing_to_reproduce(empty_project: Project) -> None:
+def test_reproduce_before_any_build_fails(empty_project: Project) -> None:
     finished = empty_project.run("reproduce", "export", "-c", "recipe.yaml", "-o", "out", "-q")
     assert finished.returncode == 1
     assert "export  cannot be reproduced: it has no record (never built before); build first" in finished.stdout
@@ -83,7 +83,7 @@ def test_before_any_build_there_is_nothing_to_reproduce(empty_project: Project) 
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX")
-def test_interrupted_it_ends_with_130_and_leaves_nothing(project: Project) -> None:
+def test_interrupted_reproduce_exits_130_and_leaves_nothing(project: Project) -> None:
     kept = stored(project)
     process = project.start("reproduce", "export", "-c", "recipe.yaml", "-o", "out")
     assert process.stderr is not None

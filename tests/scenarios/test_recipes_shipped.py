@@ -52,12 +52,12 @@ def tasks_of(shipped: Shipped) -> set[str]:
     return {shipped.task} if in_one_piece else {component.task for component in composite.components}
 
 
-def test_every_architecture_has_a_recipe_for_every_task_that_it_is_used_for() -> None:
+def test_every_architecture_has_recipe_for_each_task() -> None:
     has = {(shipped.model_type, task) for shipped in SHIPPED for task in tasks_of(shipped)}
     assert {(model_type, task) for model_type, tasks in USED.items() for task in tasks} - has == set()
 
 
-def test_a_recipe_says_what_it_is_and_leaves_the_target_open() -> None:
+def test_shipped_recipe_has_summary_and_no_provider() -> None:
     """tests/golden plans each of them for several targets."""
     for shipped in SHIPPED:
         export = shipped.recipe.export
@@ -68,7 +68,7 @@ def test_a_recipe_says_what_it_is_and_leaves_the_target_open() -> None:
         assert shipped.recipe.ep is None
 
 
-def test_a_recipe_is_built_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_shipped_recipe_is_found_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["plan", "--random-weights", "--format", "json", "--cache-dir", str(tmp_path / "cache")]
     plans = []
     for named in ("catalog:resnet/image-classification", str(shipped_path("resnet/image-classification"))):
@@ -79,7 +79,7 @@ def test_a_recipe_is_built_by_its_name(tmp_path: Path, capsys: pytest.CaptureFix
     assert "did you mean 'resnet/image-classification'" in capsys.readouterr().err
 
 
-def test_the_list_can_be_narrowed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_catalog_is_filtered_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["catalog", "-t", "question-answering", "--model-type", "layoutlm", "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)["recipes"]
     assert [each["name"] for each in found] == ["layoutlm/question-answering"]

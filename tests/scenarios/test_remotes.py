@@ -135,7 +135,7 @@ def team(filled: Team, tmp_path: Path) -> Team:
 
 
 @needs_qnn
-def test_a_second_machine_runs_nothing_and_gets_what_it_asked_for_and_no_more(filled: Team, tmp_path: Path) -> None:
+def test_second_machine_runs_nothing_and_fetches_only_outputs(filled: Team, tmp_path: Path) -> None:
     team = copy_of(filled, tmp_path / "team")
     first, second = team.sharing("first"), team.sharing("second")
     plan = second.plan(out=second.out_name)
@@ -168,7 +168,7 @@ def test_a_second_machine_runs_nothing_and_gets_what_it_asked_for_and_no_more(fi
 
 
 @needs_qnn
-def test_blobs_that_a_remote_has_lost_are_made_anew_and_nothing_is_lost(filled: Team, tmp_path: Path) -> None:
+def test_lost_remote_blobs_are_rebuilt(filled: Team, tmp_path: Path) -> None:
     team = copy_of(filled, tmp_path / "team")
     first, second = team.sharing("first"), team.sharing("second")
     assert second.plan(out=second.out_name).ran == []
@@ -183,7 +183,7 @@ def test_blobs_that_a_remote_has_lost_are_made_anew_and_nothing_is_lost(filled: 
 
 
 @needs_qnn
-def test_what_ended_well_is_shared_when_a_build_fails(filled: Team, tmp_path: Path) -> None:
+def test_completed_stages_of_failed_build_are_shared(filled: Team, tmp_path: Path) -> None:
     team = copy_of(filled, tmp_path / "team")
     second = team.sharing("second")
     team.edit(ep="qnn", precision="w8a8", quant={**QUANT, "symmetric": True}, validate={"min_cosine": 1})
@@ -196,7 +196,7 @@ def test_what_ended_well_is_shared_when_a_build_fails(filled: Team, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_who_reads_runs_what_nobody_has_run_and_keeps_it_to_itself(team: Team, server: FaultyServer) -> None:
+def test_read_only_machines_do_not_share_their_results(team: Team, server: FaultyServer) -> None:
     team.configure({"url": server.url, "namespace": "main"})
     first = team.machine("first", WINML_DAG_REMOTE_MODE="read-write")
     second, third = team.machine("second"), team.machine("third")
@@ -213,7 +213,7 @@ def test_who_reads_runs_what_nobody_has_run_and_keeps_it_to_itself(team: Team, s
     assert team.machine("fourth").ran() == []
 
 
-def test_nothing_is_asked_when_all_is_up_to_date_or_the_remote_is_off(team: Team, server: FaultyServer) -> None:
+def test_no_request_is_sent_when_up_to_date_or_remote_is_off(team: Team, server: FaultyServer) -> None:
     team.configure({"url": server.url, "mode": "read-write"})
     off = team.machine("off", WINML_DAG_REMOTE_MODE="off", WINML_DAG_REMOTE_KEYS="")
     assert len(off.ran()) == 4
@@ -239,7 +239,7 @@ assert not heavy, heavy
     assert server.requests == []
 
 
-def test_what_is_built_with_and_without_a_remote_stands_side_by_side(team: Team, server: FaultyServer) -> None:
+def test_caches_with_and_without_remote_coexist(team: Team, server: FaultyServer) -> None:
     machine = team.machine("both")
     with_remote = ("--remote", server.url, "--remote-mode", "read-write")
     command = ("build", "-c", "recipe.yaml", "-o", "out-both")
@@ -255,9 +255,7 @@ def test_what_is_built_with_and_without_a_remote_stands_side_by_side(team: Team,
         assert "Up to date" in machine.says(*arguments)
 
 
-def test_a_pull_request_reads_what_main_has_made_and_writes_nothing_that_others_read(
-    team: Team, server: FaultyServer
-) -> None:
+def test_pull_request_reads_main_and_writes_its_own_namespace(team: Team, server: FaultyServer) -> None:
     team.configure({"url": server.url, "namespace": "main", "mode": "read-write", "trusted": ["main"]})
     assert len(team.machine("main", **MAIN).ran()) == 4
     before = {path for path in server.content if path.startswith("/main/")}
@@ -272,7 +270,7 @@ def test_a_pull_request_reads_what_main_has_made_and_writes_nothing_that_others_
     assert "quantize" in team.machine("main again", **MAIN).ran()
 
 
-def test_what_a_far_level_had_is_in_the_near_one_afterwards(team: Team, server: FaultyServer) -> None:
+def test_far_remote_results_are_copied_to_near_remote(team: Team, server: FaultyServer) -> None:
     near = (team.folder / "near").as_uri()
     far = {"url": server.url, "mode": "read"}
     assert len(team.machine("company", WINML_DAG_REMOTE=server.url, WINML_DAG_REMOTE_MODE="read-write").ran()) == 4
@@ -288,7 +286,7 @@ def test_what_a_far_level_had_is_in_the_near_one_afterwards(team: Team, server: 
     assert second.files() == team.machine("company").files()
 
 
-def test_a_sweep_shares_as_a_build_does(team: Team, server: FaultyServer) -> None:
+def test_sweep_shares_results_through_remote(team: Team, server: FaultyServer) -> None:
     sweep = {"base": "recipe.yaml", "matrix": {"precision": ["fp32", "fp16"]}}
     (team.folder / "sweep.yaml").write_text(yaml.safe_dump(sweep))
     command = ("build", "-c", "sweep.yaml", "--remote", server.url)
@@ -301,7 +299,7 @@ def test_a_sweep_shares_as_a_build_does(team: Team, server: FaultyServer) -> Non
     assert "8 cached, nothing to do" in planned
 
 
-def test_python_shares_as_the_command_line_does(
+def test_python_shares_results_through_remote(
     team: Team, server: FaultyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WINML_DAG_REMOTE_KEYS", KEYS["main"])
@@ -321,7 +319,7 @@ def test_python_shares_as_the_command_line_does(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="permissions of a folder are those of POSIX")
-def test_a_folder_that_only_its_user_can_write_needs_no_key_from_them(team: Team) -> None:
+def test_private_folder_remote_needs_no_key(team: Team) -> None:
     shared, configuration = team.folder / "shared", team.folder / "configuration"
     variables = {
         "WINML_DAG_REMOTE": shared.as_uri(),

@@ -30,7 +30,7 @@ def project(commands: OneProcess | None, tmp_path_factory: pytest.TempPathFactor
     return project
 
 
-def test_rows_say_what_lies_on_disk_and_what_was_measured(project: Project) -> None:
+def test_report_rows_match_files_and_measurements(project: Project) -> None:
     told = project.told("report", "out")
     rows = {row["precision"]: row for row in told["rows"]}
     assert set(rows) == {"fp32", "w8a8"}
@@ -52,7 +52,7 @@ def test_rows_say_what_lies_on_disk_and_what_was_measured(project: Project) -> N
     assert "one/w8a8" in page
 
 
-def test_a_model_that_became_worse_ends_the_comparison_with_1(project: Project) -> None:
+def test_regression_exits_1(project: Project) -> None:
     assert project.told("report", "out", "--json", "old.json")["rows"]
     perceptron(project.folder / "one.onnx", width=32, classes=4)
     samples(project.folder / "data.npz", width=32)

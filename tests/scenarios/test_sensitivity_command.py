@@ -39,7 +39,7 @@ def _with_an_outlier(path: Path) -> None:
     onnx.save(model, path)
 
 
-def test_the_ranking_is_printed_and_lies_beside_the_model_and_its_advice_is_a_recipe(shared: Project) -> None:
+def test_sensitivity_ranking_is_printed_saved_and_usable_as_recipe(shared: Project) -> None:
     told = shared.says(*ASKED, "-p", "w8a8", "--sensitivity")
     files = {path.name for path in (shared.folder / "out").iterdir()}
     assert files == {"small.onnx", "small_sensitivity.json", "small_sensitivity.png"}
@@ -60,7 +60,7 @@ def test_the_ranking_is_printed_and_lies_beside_the_model_and_its_advice_is_a_re
     assert spared["quality"]["sqnr_db"] == pytest.approx(relief["sqnr_db"], abs=1.5)
 
 
-def test_the_ranking_is_made_once_and_shown_whenever_it_is_asked_for(shared: Project) -> None:
+def test_sensitivity_ranking_is_cached_and_shown_again(shared: Project) -> None:
     asked = (*ASKED, "-p", "w8a16", "--sensitivity")
     first, second = (shared.says(*asked).splitlines() for _ in range(2))
     assert any("Up to date" in line for line in second)
@@ -73,12 +73,12 @@ def test_the_ranking_is_made_once_and_shown_whenever_it_is_asked_for(shared: Pro
     assert value["sensitivity"]["nodes"]
 
 
-def test_ranking_runs_no_stage_again_that_was_run_without_it(shared: Project) -> None:
+def test_sensitivity_ranking_reuses_earlier_stages(shared: Project) -> None:
     assert "sensitivity" not in shared.told(*ASKED, "-p", "int4")
     assert with_status(shared.told(*ASKED, "-p", "int4", "--sensitivity"), "ran") == ["sensitivity"]
 
 
-def test_a_report_of_somebody_else_is_not_overwritten(shared: Project) -> None:
+def test_foreign_report_is_not_overwritten(shared: Project) -> None:
     theirs = shared.folder / "other_sensitivity.json"
     theirs.write_text("mine")
     asked = ("quantize", "-m", "model.onnx", "-p", "int4", "-o", "other.onnx", "--sensitivity")
@@ -89,12 +89,12 @@ def test_a_report_of_somebody_else_is_not_overwritten(shared: Project) -> None:
     assert json.loads(theirs.read_text())["nodes"]
 
 
-def test_without_samples_that_are_kept_back_there_is_no_ranking(shared: Project) -> None:
+def test_sensitivity_without_validation_is_refused(shared: Project) -> None:
     refused = shared.says(*ASKED, "-p", "w8a8", "--sensitivity", "--no-validate", code=2)
     assert "--sensitivity runs the samples that are kept back for validation" in refused
 
 
-def test_a_chain_is_ranked_by_its_first_quantization(shared: Project, tmp_path: Path) -> None:
+def test_chain_is_ranked_by_its_first_quantization(shared: Project, tmp_path: Path) -> None:
     shared.says(*ASKED[:-1], str(tmp_path / "chain.onnx"), "-p", "int4", "-p", "fp16", "--sensitivity")
     report = json.loads((tmp_path / "chain_sensitivity.json").read_text())
     assert (report["mode"], {node["op_type"] for node in report["nodes"]}) == ("rtn", {"MatMul"})

@@ -58,7 +58,7 @@ def start(project: UserProject, ignoring: str = "") -> tuple[subprocess.Popen[st
 
 
 @pytest.mark.parametrize("number", ENDING_SIGNALS)
-def test_a_build_that_is_to_end_leaves_nothing(project: UserProject, number: signal.Signals) -> None:
+def test_terminated_build_leaves_nothing_behind(project: UserProject, number: signal.Signals) -> None:
     process, stage = start(project)
     watched = os.pidfd_open(stage) if sys.platform == "linux" else None
     process.send_signal(number)
@@ -77,7 +77,7 @@ def test_a_build_that_is_to_end_leaves_nothing(project: UserProject, number: sig
         assert ended == [watched]
 
 
-def test_a_build_under_nohup_goes_on_when_its_terminal_is_closed(project: UserProject) -> None:
+def test_nohup_build_survives_hangup(project: UserProject) -> None:
     process, _ = start(project, ignoring="HUP")
     process.send_signal(signal.SIGHUP)
     (project.folder / "go").write_text("done")
@@ -86,7 +86,7 @@ def test_a_build_under_nohup_goes_on_when_its_terminal_is_closed(project: UserPr
     assert project.read("o.txt") == "done"
 
 
-def test_an_interrupt_while_modules_are_imported_shows_none_of_them(tmp_path: Path, project: UserProject) -> None:
+def test_interrupt_during_imports_prints_nothing(tmp_path: Path, project: UserProject) -> None:
     """Imitate a slow library, imported before there is code to print a message."""
     said = project.folder / "said"
     (tmp_path / "click.py").write_text(

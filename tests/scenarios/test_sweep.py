@@ -82,7 +82,7 @@ def sweeps(built: tuple[Sweeps, dict[str, Any]], commands: OneProcess | None, tm
     return copy
 
 
-def test_what_cells_share_runs_once(built: tuple[Sweeps, dict[str, Any]]) -> None:
+def test_shared_stages_of_cells_run_once(built: tuple[Sweeps, dict[str, Any]]) -> None:
     project, told = built
     assert ran_in_cells(told) == {
         "one/fp32": ["optimize", "finalize"],
@@ -115,7 +115,7 @@ def test_what_cells_share_runs_once(built: tuple[Sweeps, dict[str, Any]]) -> Non
     assert {name.rpartition("/")[0] for name in path} <= set(CELLS)
 
 
-def test_a_second_run_runs_nothing_and_touches_nothing(sweeps: Sweeps) -> None:
+def test_second_run_touches_nothing(sweeps: Sweeps) -> None:
     before = {path: path.stat().st_mtime_ns for path in sweeps.out.rglob("*") if path.is_file()}
     for _ in range(2):
         lines = sweeps.said().splitlines()
@@ -127,7 +127,7 @@ def test_a_second_run_runs_nothing_and_touches_nothing(sweeps: Sweeps) -> None:
     assert "1 up to date" in sweeps.says(*command.split()[1:])
 
 
-def test_nothing_heavy_is_imported_when_all_is_up_to_date(sweeps: Sweeps) -> None:
+def test_up_to_date_sweep_imports_no_heavy_modules(sweeps: Sweeps) -> None:
     script = """
 import sys
 from winml_dag import file_reading
@@ -143,7 +143,7 @@ assert %s or not {"pydantic", "yaml", "sqlite3"} & set(sys.modules)
     assert "5 up to date, 1 skipped." in said
 
 
-def test_python_builds_the_same_sweep(sweeps: Sweeps) -> None:
+def test_python_builds_same_sweep(sweeps: Sweeps) -> None:
     said = sweeps.python("""
 from winml_dag import SweepResult, build_sweep
 few = {"validate": False, "analyze": False}
@@ -160,7 +160,7 @@ print(*(cell.failure.error for cell in timed.cells if cell.failure))
     assert "0.01 s" in timed
 
 
-def test_an_edit_reaches_the_cells_that_read_it(sweeps: Sweeps) -> None:
+def test_edit_runs_only_affected_cells(sweeps: Sweeps) -> None:
     # Of the base. Of cells that were not asked for, what is known stays.
     before = cells(sweeps.kept())
     sweeps.save("base.yaml", {"quant": {"calibration_data": "data.npz", "samples": 4}})
@@ -200,7 +200,7 @@ def test_an_edit_reaches_the_cells_that_read_it(sweeps: Sweeps) -> None:
     assert ran_in_cells(options_hold_for_every_cell) == {"one/fp32": ["finalize"], "two/fp32": ["finalize"]}
 
 
-def test_a_cell_that_fails_or_is_refused_costs_itself_alone(sweeps: Sweeps) -> None:
+def test_failed_or_refused_cell_does_not_affect_others(sweeps: Sweeps) -> None:
     samples(sweeps.folder / "wide.npz", width=9)
     sweeps.write(
         overrides=[
@@ -240,7 +240,7 @@ def test_a_cell_that_fails_or_is_refused_costs_itself_alone(sweeps: Sweeps) -> N
     assert set(statuses(told).values()) == {"built", "up to date", "skipped"}
 
 
-def test_a_failure_that_cells_share_is_told_once(sweeps: Sweeps) -> None:
+def test_shared_failure_is_reported_once(sweeps: Sweeps) -> None:
     samples(sweeps.folder / "data.npz", width=9)
     said = sweeps.said(code=1).splitlines()
     (line,) = [line for line in said if line.startswith("error: one/")]
@@ -252,7 +252,7 @@ def test_a_failure_that_cells_share_is_told_once(sweeps: Sweeps) -> None:
     assert kept["one/w8a8"]["elapsed_seconds"] > kept["one/w8a16"]["elapsed_seconds"] == 0
 
 
-def test_the_first_failure_ends_a_run_that_is_not_to_keep_going(sweeps: Sweeps) -> None:
+def test_no_keep_going_stops_at_first_failure(sweeps: Sweeps) -> None:
     samples(sweeps.folder / "wide.npz", width=9)
     perceptron(sweeps.folder / "two.onnx", width=8, classes=4, seed=3)
     sweeps.write(overrides=[{"when": {"model": "one", "precision": "w8a8"}, "quant": {"calibration_data": "wide.npz"}}])
@@ -261,7 +261,7 @@ def test_the_first_failure_ends_a_run_that_is_not_to_keep_going(sweeps: Sweeps) 
     assert statuses(told)["two/w8a8"] == "not reached"
 
 
-def test_nothing_wins_by_what_it_was_before_an_edit(sweeps: Sweeps) -> None:
+def test_stale_result_cannot_win_goal(sweeps: Sweeps) -> None:
     sweeps.write(goal={"minimize": "size"})
     told = sweeps.told("--filter", "precision=w8a8")
     assert [one["winner"] for one in told["goals"]] == ["one/fp32", "two/fp32"]
@@ -276,7 +276,7 @@ def test_nothing_wins_by_what_it_was_before_an_edit(sweeps: Sweeps) -> None:
     assert (sweeps.out / "best" / "one" / "model.onnx").read_bytes() == before
 
 
-def test_shards_together_are_the_sweep(sweeps: Sweeps) -> None:
+def test_shards_together_cover_sweep(sweeps: Sweeps) -> None:
     shutil.rmtree(sweeps.out)
     asked = [sweeps.told("--shard", f"{number}/2")["asked"] for number in (1, 2)]
     assert sorted([*asked[0], *asked[1]]) == sorted(CELLS)
@@ -284,7 +284,7 @@ def test_shards_together_are_the_sweep(sweeps: Sweeps) -> None:
     assert statuses(sweeps.kept()) == {**dict.fromkeys(CELLS, "built"), "two/w8a16": "skipped"}
 
 
-def test_what_is_of_a_cell_that_is_no_more_is_left_and_told(sweeps: Sweeps) -> None:
+def test_outputs_of_removed_cells_are_kept_and_noted(sweeps: Sweeps) -> None:
     sweeps.write(matrix__model=["one.onnx"], matrix__exclude=[])
     said = sweeps.said()
     gone = f"{Path('out', 'two', 'fp32')}, {Path('out', 'two', 'w8a8')}"
@@ -293,7 +293,7 @@ def test_what_is_of_a_cell_that_is_no_more_is_left_and_told(sweeps: Sweeps) -> N
     assert list(cells(sweeps.kept())) == ["one/fp32", "one/w8a8", "one/w8a16"]
 
 
-def test_a_file_of_somebody_else_is_not_overwritten(sweeps: Sweeps) -> None:
+def test_foreign_file_is_not_overwritten(sweeps: Sweeps) -> None:
     other = sweeps.folder / "other"
     other.mkdir()
     (other / "sweep.json").write_text('{"wheels": 4}', encoding="utf-8")
@@ -302,7 +302,7 @@ def test_a_file_of_somebody_else_is_not_overwritten(sweeps: Sweeps) -> None:
     assert (other / "sweep.json").read_text(encoding="utf-8") == '{"wheels": 4}'
 
 
-def test_recipes_in_a_folder_are_a_sweep(sweeps: Sweeps) -> None:
+def test_recipe_folder_is_a_sweep(sweeps: Sweeps) -> None:
     folder = sweeps.folder / "recipes"
     folder.mkdir()
     for name in ("one", "two"):
@@ -329,7 +329,7 @@ def test_recipes_in_a_folder_are_a_sweep(sweeps: Sweeps) -> None:
         pytest.param(("-c", "empty", "-o", "new"), 3, "no recipe in empty", id="empty folder"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
+def test_invalid_sweep_arguments_are_refused(
     built: tuple[Sweeps, dict[str, Any]], arguments: tuple[str, ...], code: int, said: str
 ) -> None:
     project = built[0]

@@ -38,9 +38,7 @@ def stages(result: dict[str, Any]) -> Counter[str]:
 
 
 @pytest.mark.slow
-def test_cells_share_their_work_a_second_run_runs_nothing_and_an_edit_what_reads_it(
-    tmp_path: Path, commands: OneProcess | None
-) -> None:
+def test_small_sweep_shares_work_and_reruns_only_edits(tmp_path: Path, commands: OneProcess | None) -> None:
     project = Project(tmp_path, commands)
     build = ("build", "-c", "small.yaml", "-o", "out", "-j", "2")
     write(project)
@@ -75,7 +73,7 @@ def test_cells_share_their_work_a_second_run_runs_nothing_and_an_edit_what_reads
     assert stages(edited) == {"calibrate": 1, "quantize": 2, "compile": 1, "validate": 2, "finalize": 2}
 
 
-def test_the_sweep_for_real_use_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_devices_sweep_can_be_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["-c", "catalog:sweeps/devices", "--random-weights", "--cache-dir", str(tmp_path)]
     assert run(["plan", *arguments, "--format", "json"]) == 0
     graph = json.loads(capsys.readouterr().out)["graph"]

@@ -56,7 +56,7 @@ def lister(project: UserProject) -> UserProject:
     return project
 
 
-def test_who_reads_a_folder_finds_nothing_else_in_it(lister: UserProject) -> None:
+def test_folder_reader_sees_only_folder_outputs(lister: UserProject) -> None:
     """Otherwise its output would be stored under a wrong key."""
     lister.write("raw/notes.txt", "two three")
     edited = lister.build()
@@ -111,7 +111,7 @@ def _file_in_a_case_twin(folder: Path) -> Path:
     return folder / "Deep" / "mine"
 
 
-def test_whatever_lies_in_a_folder_that_is_read_and_is_no_part_of_it_is_in_the_way(lister: UserProject) -> None:
+def test_foreign_file_in_read_folder_blocks_build(lister: UserProject) -> None:
     for number, put in enumerate((_own, _case_twin, _partial, _link_to_a_folder, _file_in_a_case_twin)):
         foreign = put(lister.folder / "build/words")
         lister.recipe["stages"]["list"]["command"][2] = f"{LIST}  # {number}"
@@ -125,7 +125,7 @@ def test_whatever_lies_in_a_folder_that_is_read_and_is_no_part_of_it_is_in_the_w
         assert lister.read("build/names.txt") == "one two"
 
 
-def test_a_folder_is_an_input_with_all_that_comes_and_goes_in_it(project: UserProject) -> None:
+def test_folder_input_tracks_added_and_removed_files(project: UserProject) -> None:
     project.write("raw/more/list.txt", "x\n")
     project.recipe["stages"] = {
         "list": {

@@ -72,7 +72,7 @@ def install(site: Path, version: str) -> None:
     )
 
 
-def test_a_plugin_runs_and_its_config_and_version_are_in_the_key(project: UserProject) -> None:
+def test_plugin_stage_runs_with_config_and_version_in_key(project: UserProject) -> None:
     sort = project.recipe["stages"]["sort"]
     say = "import sys; _, text, said = sys.argv; open(said, 'w').write(text + open(text).read())"
     project.recipe["stages"]["say"] = {
@@ -101,7 +101,7 @@ def test_a_plugin_runs_and_its_config_and_version_are_in_the_key(project: UserPr
     assert "1.0 -> 1.1" in result.stages["sort"]["reason"]
 
 
-def test_what_a_plugin_does_not_know_is_refused(project: UserProject) -> None:
+def test_invalid_plugin_stage_is_refused(project: UserProject) -> None:
     sort = project.recipe["stages"]["sort"]
     changes = {
         "a": {"uses": "sort-line"},

@@ -55,7 +55,7 @@ def inputs(project: UserProject, stage: str) -> dict[str, Any]:
     return {slot: f"{given['from']}.{given['name']}" for slot, given in found["inputs"].items()}
 
 
-def test_what_follows_reads_the_output_of_the_stage_between(project: UserProject) -> None:
+def test_later_stages_read_output_of_inserted_stage(project: UserProject) -> None:
     result = project.build("-o", "out")
     assert result.code == 0, result.messages
     assert result.ran == ["optimize.0", "analyze.0", "surgery", "calibrate", "quantize", "validate", "finalize"]
@@ -88,7 +88,7 @@ def test_what_follows_reads_the_output_of_the_stage_between(project: UserProject
         ({"finalize": {"inputs": {"model": "optimize.modle"}}}, "optimize has no output 'modle'"),
     ],
 )
-def test_what_cannot_be_rewired_is_refused(project: UserProject, stages: dict[str, Any], complaint: str) -> None:
+def test_invalid_rewiring_is_refused(project: UserProject, stages: dict[str, Any], complaint: str) -> None:
     project.recipe["stages"].update(stages)
     result = project.build("-o", "out")
     assert result.code == 2

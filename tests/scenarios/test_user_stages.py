@@ -30,7 +30,7 @@ def built(project: UserProject) -> UserProject:
     return project
 
 
-def test_an_edit_of_a_file_runs_what_it_reaches(built: UserProject) -> None:
+def test_file_edit_runs_dependent_stages(built: UserProject) -> None:
     assert (built.read("build/notes.txt"), built.read("build/count.txt")) == ("one\ntwo\n", "2")
     assert sorted(path.name for path in built.folder.iterdir()) == [
         *(".winml-dag", "build", "raw", "recipe.yaml", "tools")
@@ -63,7 +63,7 @@ def test_an_edit_of_a_file_runs_what_it_reaches(built: UserProject) -> None:
     assert built.build("--rebuild").ran == ["tidy", "count"]
 
 
-def test_an_edit_of_the_recipe_runs_what_it_reaches(built: UserProject) -> None:
+def test_recipe_edit_runs_dependent_stages(built: UserProject) -> None:
     stages = built.recipe["stages"]
     for field, value, reason in (("env", {"LEVEL": "2"}, "env.LEVEL"), ("config", {"limit": 3}, "config.limit")):
         stages["tidy"][field] = value
@@ -78,7 +78,7 @@ def test_an_edit_of_the_recipe_runs_what_it_reaches(built: UserProject) -> None:
     assert [stage["id"] for stage in built.manifest()["stages"]] == ["clean-up", "count"]
 
 
-def test_files_that_only_the_command_line_names_are_inputs(project: UserProject) -> None:
+def test_files_named_only_in_command_are_inputs(project: UserProject) -> None:
     """Even with a cached plan: files that did not exist during planning count."""
     optional = (
         "import sys; from pathlib import Path; extra = Path('settings.txt'); "
@@ -100,9 +100,7 @@ def test_files_that_only_the_command_line_names_are_inputs(project: UserProject)
 
 @needs_sh
 @pytest.mark.parametrize("sandbox", [False, True])
-def test_an_output_that_may_be_run_is_run_by_the_next_stage_and_comes_back_so(
-    project: UserProject, sandbox: bool
-) -> None:
+def test_executable_output_keeps_its_mode(project: UserProject, sandbox: bool) -> None:
     project.write("own.sh", "#!/bin/sh\ncat\n").chmod(0o755)
     project.recipe["stages"] = {
         "make": {
@@ -129,7 +127,7 @@ def test_an_output_that_may_be_run_is_run_by_the_next_stage_and_comes_back_so(
     assert os.access(tool, os.X_OK)
 
 
-def test_outputs_come_back_and_go_with_their_stage_unless_they_were_edited(built: UserProject) -> None:
+def test_outputs_are_restored_and_removed_unless_edited(built: UserProject) -> None:
     (built.folder / "build/notes.txt").unlink()
     built.write("build/count.txt", "edited")
     result = built.build()
@@ -154,7 +152,7 @@ def test_outputs_come_back_and_go_with_their_stage_unless_they_were_edited(built
     assert built.build().code == 0, "a file with the very content of the output is in nobody's way"
 
 
-def test_recipes_that_differ_in_their_suffix_only_leave_each_other_alone(built: UserProject) -> None:
+def test_recipes_with_same_stem_do_not_interfere(built: UserProject) -> None:
     other = {
         "command": [PYTHON, "-c", COUNT, "{inputs.text}", "{outputs.n}"],
         "inputs": {"text": "raw/notes.txt"},
@@ -167,7 +165,7 @@ def test_recipes_that_differ_in_their_suffix_only_leave_each_other_alone(built: 
         assert sorted(path.name for path in built.folder.glob("build/*")) == ["count.txt", "notes.txt", "other.txt"]
 
 
-def test_a_file_of_somebody_elses_is_never_overwritten(project: UserProject) -> None:
+def test_foreign_output_file_is_never_overwritten(project: UserProject) -> None:
     project.write("build/count.txt", "not ours")
     result = project.build()
     assert result.code == 2
@@ -176,7 +174,7 @@ def test_a_file_of_somebody_elses_is_never_overwritten(project: UserProject) -> 
     assert not (project.folder / "build/notes.txt").exists(), "nothing has run"
 
 
-def test_an_output_that_cannot_be_put_in_place_says_so_of_its_folder(built: UserProject) -> None:
+def test_unwritable_output_folder_is_named_in_error(built: UserProject) -> None:
     """A file in place of a folder is found earlier; here the file system fails."""
     folder = built.folder / "build"
     (folder / "count.txt").unlink()
@@ -192,7 +190,7 @@ def test_an_output_that_cannot_be_put_in_place_says_so_of_its_folder(built: User
     assert "cache" not in failed.stderr.partition("Cannot put")[2]
 
 
-def test_a_failed_build_leaves_what_had_finished_and_the_next_may_replace_it(project: UserProject) -> None:
+def test_failed_build_keeps_finished_outputs(project: UserProject) -> None:
     count = project.recipe["stages"]["count"]
     works = count["command"]
     count["command"] = [*FAILS, "{outputs.n}"]
@@ -206,7 +204,7 @@ def test_a_failed_build_leaves_what_had_finished_and_the_next_may_replace_it(pro
     assert project.read("build/notes.txt") == "three\n"
 
 
-def test_a_failure_is_told_with_the_end_of_its_log_which_the_terminal_never_obeys(project: UserProject) -> None:
+def test_failure_log_is_printed_with_escaped_control_characters(project: UserProject) -> None:
     hostile = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202edne"
     project.write("tools/tidy.py", f"print({hostile!r})\nraise SystemExit(3)\n")
     project.save()
@@ -222,7 +220,7 @@ def test_a_failure_is_told_with_the_end_of_its_log_which_the_terminal_never_obey
     assert count["status"] == "skipped"
 
 
-def test_keep_going_runs_what_does_not_depend_on_a_failure(project: UserProject) -> None:
+def test_keep_going_runs_independent_stages(project: UserProject) -> None:
     stages = project.recipe["stages"]
     stages["tidy"]["command"] = [*FAILS, "{outputs.clean}"]
     stages["sleeper"] = {"command": WAITS, "timeout": 0.2}
@@ -241,7 +239,7 @@ def test_keep_going_runs_what_does_not_depend_on_a_failure(project: UserProject)
 
 
 @needs_sh
-def test_a_command_that_removes_its_temporary_folder_has_done_its_work(project: UserProject) -> None:
+def test_command_may_remove_its_temporary_folder(project: UserProject) -> None:
     """And so has the next one, which would have used that folder again."""
     for stage in project.recipe["stages"].values():
         (output,) = stage["outputs"]
@@ -253,7 +251,7 @@ def test_a_command_that_removes_its_temporary_folder_has_done_its_work(project: 
 
 
 @needs_sh
-def test_a_command_that_removes_its_whole_folder_fails_in_words(project: UserProject) -> None:
+def test_command_that_removes_its_working_folder_fails(project: UserProject) -> None:
     project.recipe["stages"] = {
         f"exits-{code}": {
             "command": ["sh", "-c", f'rm -r "$TMPDIR/.."; exit {code}', "{outputs.out}"],
@@ -267,7 +265,7 @@ def test_a_command_that_removes_its_whole_folder_fails_in_words(project: UserPro
     assert "Traceback" not in failed.messages
 
 
-def test_builds_at_once_run_each_stage_once(project: UserProject) -> None:
+def test_concurrent_builds_run_each_stage_once(project: UserProject) -> None:
     project.write("tools/tidy.py", f"import os\nopen(os.environ['RAN'], 'a').write('x')\n{TIDY}")
     ran = project.folder.parent / "ran"
     project.recipe["stages"]["tidy"]["env"] = {"RAN": str(ran)}
@@ -279,7 +277,7 @@ def test_builds_at_once_run_each_stage_once(project: UserProject) -> None:
     assert project.read("build/count.txt") == "2"
 
 
-def test_a_function_gets_paths_and_its_config(project: UserProject) -> None:
+def test_function_stage_gets_paths_and_config(project: UserProject) -> None:
     project.write(
         "steps/joining.py",
         "def join(inputs, outputs, config):\n"

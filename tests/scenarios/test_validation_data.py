@@ -32,7 +32,7 @@ def ran(stages: dict[str, Any]) -> set[str]:
     return {name for name, stage in stages.items() if stage["status"] == "ran"}
 
 
-def test_other_inputs_to_validate_on_run_validate_alone(empty: Project) -> None:
+def test_other_validation_inputs_rerun_only_validate(empty: Project) -> None:
     perceptron(empty.folder / "model.onnx")
     samples(empty.folder / "calibration.npz")
     samples(empty.folder / "mine.npz", scale=0.5, count=5)
@@ -59,7 +59,7 @@ def test_other_inputs_to_validate_on_run_validate_alone(empty: Project) -> None:
     assert ran(build(empty, recipe="out/winml_build_config.json")) == set()
 
 
-def test_nan_of_the_float_model_fails_a_build_unless_nothing_is_validated(empty: Project) -> None:
+def test_nan_of_float_model_fails_unless_validation_is_off(empty: Project) -> None:
     values = "(float[1, 4] x) => (float[1, 4] y) <float[4] four = {4, 4, 4, 1}>"
     text = f'<ir_version: 10, opset_import: ["": 21]> g {values} {{ less = Sub(x, four) y = Sqrt(less) }}'
     onnx.save(onnx.parser.parse_model(text), empty.folder / "nan.onnx")

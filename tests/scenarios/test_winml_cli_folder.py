@@ -70,7 +70,7 @@ def build(project: Project, *arguments: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("arguments", [(), ("--rebuild",), ("--final-only",)])
-def test_the_folder_is_told_for_what_it_is_and_nothing_is_touched(project: Project, arguments: tuple[str, ...]) -> None:
+def test_winml_cli_folder_is_refused_and_unchanged(project: Project, arguments: tuple[str, ...]) -> None:
     code, said = build(project, *arguments)
     assert code == 2
     assert "is in the way: this is the folder of a build of winml-cli, so it is not overwritten." in said
@@ -78,7 +78,7 @@ def test_the_folder_is_told_for_what_it_is_and_nothing_is_touched(project: Proje
     assert project.contents() == {**THEIRS, **MINE}
 
 
-def test_overwrite_replaces_what_the_build_has_files_for_and_nothing_else(project: Project) -> None:
+def test_overwrite_replaces_only_files_of_build(project: Project) -> None:
     code, said = build(project, "--overwrite")
     assert code == 0, said
     now, first = project.contents(), project.contents("first")
@@ -92,7 +92,7 @@ def test_overwrite_replaces_what_the_build_has_files_for_and_nothing_else(projec
     assert build(project)[0] == 0
 
 
-def test_python_can_overwrite_too(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_can_overwrite(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project.folder)
     with pytest.raises(UsageError, match="of a build of winml-cli"):
         winml_dag.build_onnx_model("model.onnx", "out", cache_dir="cache", validate=False)
@@ -101,7 +101,7 @@ def test_python_can_overwrite_too(project: Project, monkeypatch: pytest.MonkeyPa
     assert project.contents()["notes.txt"] == b"mine"
 
 
-def test_what_a_build_reads_is_never_overwritten(project: Project) -> None:
+def test_input_of_build_is_never_overwritten(project: Project) -> None:
     shutil.copyfile(project.folder / "model.onnx", project.out / "model.onnx")
     recipe = json.dumps({"export": None, "validate": {"enabled": False}}).encode()
     (project.out / "winml_build_config.json").write_bytes(recipe)
@@ -118,13 +118,13 @@ def test_what_a_build_reads_is_never_overwritten(project: Project) -> None:
     assert (project.folder / "theirs.json").read_bytes() == recipe
 
 
-def test_a_build_that_fails_leaves_their_files_as_they_were(project: Project) -> None:
+def test_failed_build_leaves_foreign_files_unchanged(project: Project) -> None:
     too_strict = ("-p", "w8a8", "--min-cosine", "1")
     project.says("build", "--onnx", "model.onnx", "-o", "out", "--overwrite", *too_strict, code=1)
     assert project.contents() == {**THEIRS, **MINE}
 
 
-def test_what_is_no_file_is_in_the_way_and_a_file_without_a_manifest_unless_overwritten(project: Project) -> None:
+def test_folder_or_unlisted_file_blocks_output(project: Project) -> None:
     (project.out / "optimized.onnx").unlink()
     (project.out / "optimized.onnx").mkdir()
     code, said = build(project, "--overwrite")

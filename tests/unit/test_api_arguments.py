@@ -15,7 +15,7 @@ FUNCTIONS: list[Callable[..., Any]] = [
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
-def test_an_argument_that_there_is_not_is_a_type_error_of_the_function(function: Callable[..., Any]) -> None:
+def test_unknown_keyword_argument_raises_type_error(function: Callable[..., Any]) -> None:
     name = function.__name__
     with pytest.raises(TypeError, match=rf"{name}\(\) got an unexpected keyword argument 'overwrit'"):
         function("model.onnx", "out", overwrit=True)
@@ -27,7 +27,7 @@ def test_an_argument_that_there_is_not_is_a_type_error_of_the_function(function:
         function("model.onnx", "out", rebuild=True, force_rebuild=True)
 
 
-def test_fields_of_a_build_that_no_function_names_are_none_of_its_arguments() -> None:
+def test_internal_request_fields_are_not_arguments() -> None:
     """Even where the request object has a field of that name."""
     with pytest.raises(TypeError, match=r"build_onnx_model\(\) got an unexpected keyword argument 'sensitivity'"):
         winml_dag.build_onnx_model("model.onnx", "out", sensitivity=True)  # type: ignore[call-arg]

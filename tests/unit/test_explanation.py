@@ -112,9 +112,7 @@ def told(call: Callable[[], object]) -> str:
 
 
 @pytest.mark.parametrize(("made", "informative"), INVALID, ids=[informative for _, informative in INVALID])
-def test_what_onnxruntime_says_of_a_model_that_it_cannot_load(
-    made: onnx.ModelProto, informative: str, tmp_path: Path
-) -> None:
+def test_onnxruntime_load_error_becomes_one_sentence(made: onnx.ModelProto, informative: str, tmp_path: Path) -> None:
     assert informative in told(lambda: session(made, tmp_path))
 
 
@@ -187,7 +185,7 @@ RUNS: list[tuple[onnx.ModelProto, Mapping[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("made", "feeds", "informative"), RUNS, ids=[informative for *_, informative in RUNS])
-def test_what_onnxruntime_says_of_a_model_that_does_not_run(
+def test_onnxruntime_run_error_becomes_one_sentence(
     made: onnx.ModelProto, feeds: Mapping[str, Any], informative: str, tmp_path: Path
 ) -> None:
     loaded = session(made, tmp_path)
@@ -213,11 +211,11 @@ OTHERS: list[tuple[Callable[[], object], str]] = [
 
 
 @pytest.mark.parametrize(("call", "informative"), OTHERS, ids=[informative for _, informative in OTHERS])
-def test_what_other_libraries_say(call: Callable[[], object], informative: str) -> None:
+def test_library_error_becomes_one_sentence(call: Callable[[], object], informative: str) -> None:
     assert informative in told(call)
 
 
-def test_what_pytorch_says() -> None:
+def test_pytorch_error_becomes_one_sentence() -> None:
     torch = pytest.importorskip("torch")
     said = told(lambda: torch.ones(1, 3) @ torch.ones(4, 5))
     assert said == "mat1 and mat2 shapes cannot be multiplied (1x3 and 4x5)"
@@ -250,11 +248,11 @@ PLUGIN = (
         ("Load model from a/b.onnx:1 failed", "Load model from a/b.onnx:1 failed"),
     ],
 )
-def test_a_text_loses_sources_and_codes(text: str, said: str) -> None:
+def test_source_locations_and_codes_are_removed_from_error(text: str, said: str) -> None:
     assert explanation(RuntimeError(text)) == said
 
 
-def test_a_long_text_ends_with_a_sentence_or_a_word() -> None:
+def test_long_error_is_cut_at_sentence_or_word() -> None:
     sentences = explanation(RuntimeError("It is so. " * 100))
     assert sentences.removesuffix("It is so").endswith("It is so. ")
     assert 200 < len(sentences) <= 400
@@ -274,11 +272,11 @@ def test_a_long_text_ends_with_a_sentence_or_a_word() -> None:
         ("", "Look at the log.", " Look at the log."),
     ],
 )
-def test_advice_is_a_sentence_of_its_own(message: str, advice: str, told: str) -> None:
+def test_advice_is_a_separate_sentence(message: str, advice: str, told: str) -> None:
     assert str(StageError(message, advice=advice)) == told
 
 
 @pytest.mark.parametrize("mistake", [UsageError("two models"), RecipeError("wrong:", problems=("samples",))])
-def test_what_was_asked_for_wrongly_is_a_value_error(mistake: UsageError) -> None:
+def test_usage_errors_are_value_errors(mistake: UsageError) -> None:
     assert isinstance(mistake, ValueError)
     assert not isinstance(InputError("no such file"), ValueError)

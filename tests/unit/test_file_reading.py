@@ -22,20 +22,20 @@ UNSAFE = ["..", "a/../b", "/a", "nul", "COM1.txt", "conin$", "a/CONOUT$", "a\ud8
 
 
 @pytest.mark.parametrize("name", UNSAFE)
-def test_an_unsafe_name_is_refused_in_a_record_and_in_a_model(name: str) -> None:
+def test_unsafe_file_name_is_refused(name: str) -> None:
     with pytest.raises(StoreError):
         check_name(name)
     with pytest.raises(InputError):
         sidecar_name(Path("model.onnx"), name)
 
 
-def test_an_ordinary_name_is_taken_by_both() -> None:
+def test_ordinary_file_name_is_accepted() -> None:
     for name in ("a", "a.onnx.data", "a/b.bin", "console.txt", "größe.bin"):
         assert check_name(name) == sidecar_name(Path("model.onnx"), name) == name
 
 
 @pytest.mark.parametrize("size", [0, 1, 65535, 65536, 65537, 100_000])
-def test_a_file_up_to_the_limit_is_read_whole(tmp_path: Path, size: int) -> None:
+def test_file_up_to_size_limit_is_read_whole(tmp_path: Path, size: int) -> None:
     path = tmp_path / "file"
     path.write_bytes(os.urandom(size))
     assert read_bytes(path, 100_000) == path.read_bytes()
@@ -44,7 +44,7 @@ def test_a_file_up_to_the_limit_is_read_whole(tmp_path: Path, size: int) -> None
             read_bytes(path, size - 1)
 
 
-def test_ends_of_lines_are_those_of_python(tmp_path: Path) -> None:
+def test_line_endings_are_normalized_as_in_python(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes("a\r\nü\rc\n".encode())
     assert read_text(path) == path.read_text(encoding="utf-8")
@@ -52,7 +52,7 @@ def test_ends_of_lines_are_those_of_python(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such files in folders")
 @pytest.mark.parametrize("what", ["fifo", "link to a fifo", "/dev/zero", "/dev/stdin", "folder", "dangling"])
-def test_what_is_no_ordinary_file_is_refused_at_once(tmp_path: Path, what: str) -> None:
+def test_special_file_is_refused_immediately(tmp_path: Path, what: str) -> None:
     path = tmp_path / "file"
     if what.endswith("fifo"):
         os.mkfifo(path)
@@ -70,13 +70,13 @@ def test_what_is_no_ordinary_file_is_refused_at_once(tmp_path: Path, what: str) 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
-def test_a_file_that_the_system_makes_while_it_is_read_has_more_than_it_says() -> None:
+def test_proc_file_larger_than_its_size_is_read() -> None:
     assert read_text("/proc/self/status").startswith("Name:")
 
 
 @pytest.mark.parametrize("opening", ["[", '{"a":', '[{"a":'])
 @pytest.mark.parametrize("depth", [150, 800, 100_000])
-def test_json_that_nests_deeper_than_its_readers_go_is_refused(tmp_path: Path, opening: str, depth: int) -> None:
+def test_deeply_nested_json_is_refused(tmp_path: Path, opening: str, depth: int) -> None:
     text = opening * depth + "1" + "".join({"[": "]", "{": "}"}[c] for c in reversed(opening) if c in "[{") * depth
     with pytest.raises(ValueError, match="nests too deep"):
         parse_json(text)
@@ -85,7 +85,7 @@ def test_json_that_nests_deeper_than_its_readers_go_is_refused(tmp_path: Path, o
         read_json(tmp_path / "file")
 
 
-def test_json_that_is_as_deep_as_anybody_writes_it_is_read() -> None:
+def test_reasonably_nested_json_is_read() -> None:
     value: object = 1
     for _ in range(40):
         value = {"a": [value, 2]}
@@ -113,7 +113,7 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
         pytest.param(lambda ns: ns + 10**8, 5_000, SETTLED_NS, id="a server that is early"),
     ],
 )
-def test_the_times_decide(
+def test_settling_time_depends_on_timestamp_resolution(
     stamp, step: int, expected: int, device: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter(range(10**18 + 123, 10**19, step))
@@ -126,7 +126,7 @@ def test_the_times_decide(
     assert not list(tmp_path.iterdir())
 
 
-def test_exact_times_are_exact(device: int, tmp_path: Path) -> None:
+def test_exact_timestamps_are_distinct(device: int, tmp_path: Path) -> None:
     probe_clock(tmp_path)
     if settled_ns(device):
         pytest.skip("this file system does not give each change a time of its own")
@@ -139,9 +139,7 @@ def test_exact_times_are_exact(device: int, tmp_path: Path) -> None:
     assert len({*times}) == len(times)
 
 
-def test_right_after_a_build_the_next_one_reads_no_file(
-    device: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_settled_right_after_build(device: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WINML_DAG_CACHE_DIR", str(tmp_path / "cache"))
     Path("a.txt").write_text("a")

@@ -275,9 +275,9 @@ def _words(arguments: Mapping[str, object], named: Sequence[Path], folder: Path 
 
     words = [word for path in named for word in ("-c", str(path))]
     words += [] if folder is None else ["-o", str(folder)]
-    said = _OVERRIDES | {"remote", "remote_mode", "final_only"}
+    known = _OVERRIDES | {"remote", "remote_mode", "final_only"}
     for name, value in arguments.items():
-        if name not in said:
+        if name not in known:
             continue
         option = name.replace("_", "-")
         if isinstance(value, bool):

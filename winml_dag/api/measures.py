@@ -92,8 +92,8 @@ def evaluate_onnx(
     *reference*: a model to evaluate as well, by default the float model that its build kept. *config*: fields of
     ``eval``. *output_dir*: where the report goes. Raises the same errors as :func:`export_model`.
     """
-    said = {"task": task, "reference_path": reference, "ep": ep, "device": device}
-    given = {name: os.fspath(value) for name, value in said.items() if value is not None}
+    named = {"task": task, "reference_path": reference, "ep": ep, "device": device}
+    given = {name: os.fspath(value) for name, value in named.items() if value is not None}
     data = {} if dataset is None else {"path": os.fspath(dataset)}
     request = AssessmentRequest(eval_section(Eval.from_dict(config or {}), given, data), Path.cwd())
     plan, done = _assess(model, request, plan_evaluation, arguments, output_dir)

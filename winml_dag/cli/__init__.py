@@ -265,9 +265,9 @@ def run(arguments: list[str] | None = None) -> int:
             error.show()
             return _failed(words, error.exit_code, error.format_message())
         except (KeyboardInterrupt, click.Abort):
-            said = "Interrupted. Finished stages are cached; partial results were removed."
-            echo(said, err=True)
-            return _failed(words, Interrupted.exit_code, said)
+            message = "Interrupted. Finished stages are cached; partial results were removed."
+            echo(message, err=True)
+            return _failed(words, Interrupted.exit_code, message)
         except WinmlDagError as error:
             echo(f"error: {error}", err=True)
             return _failed(words, error.exit_code, str(error), error.metrics)
@@ -278,12 +278,12 @@ def run(arguments: list[str] | None = None) -> int:
     except UnicodeEncodeError as error:
         if error.encoding == "utf-8":  # Linux allows any bytes in names; JSON, SQLite and ONNX need text
             name = error.object[error.object.rfind("/", 0, error.start) + 1 : error.end]
-            said = f"A path contains {name!a}, which is not valid UTF-8. Rename that file or folder."
+            message = f"A path contains {name!a}, which is not valid UTF-8. Rename that file or folder."
         else:
             lost = error.object[error.start : error.end]
-            said = f"The encoding of the output has no {lost!a}. Set PYTHONIOENCODING=utf-8."
-        echo(f"error: {said}", err=True)
-        return _failed(words, UsageError.exit_code, said)
+            message = f"The encoding of the output has no {lost!a}. Set PYTHONIOENCODING=utf-8."
+        echo(f"error: {message}", err=True)
+        return _failed(words, UsageError.exit_code, message)
     except OSError as error:  # e.g. stdout on a full disk; the tool's own file accesses raise errors of their own
         what = error.strerror or str(error)
         echo(f"error: {what}{f' ({error.filename})' if error.filename else ''}.", err=True)
@@ -294,7 +294,7 @@ def _failed(words: Sequence[str], code: int, sentence: str, measured: JsonObject
     """Print the JSON object of a command that failed, if one was requested, and return *code*."""
     if any(_AS_JSON.fullmatch(text) for text in (*words, *map(" ".join, pairwise(words)))):
         own = _WITHOUT_RESULT.get(" ".join(_document.command), {})
-        # A command may have said more before it failed, such as each error.
+        # A command may have reported more before it failed, such as each error.
         set_result({**own, "errors": [sentence], **(measured or {}), **_document.fields, "success": False})
         _print_document(code, sentence)
     return code

@@ -58,8 +58,8 @@ def print_catalog(*, rewrites_only: bool) -> int:
     entries = {name: entry for name, entry in CATALOG.items() if not rewrites_only or entry.by == REWRITER}
     lines = []
     for name, entry in entries.items():
-        said = [entry.by, "on" if entry.default else "off", *([entry.domain] if entry.makes else [])]
-        lines.append(f"{name}  [{entry.same_as or ', '.join(said)}]")
+        parts = [entry.by, "on" if entry.default else "off", *([entry.domain] if entry.makes else [])]
+        lines.append(f"{name}  [{entry.same_as or ', '.join(parts)}]")
         lines.append(textwrap.fill(_long(entry), 100, initial_indent="  ", subsequent_indent="  "))
     value = {"capabilities": [_capability_json(name, entry) for name, entry in entries.items()]}
     show(value, lines)
@@ -81,14 +81,14 @@ def _capability_json(name: str, entry: Capability) -> JsonObject:
 
 
 def _long(entry: Capability) -> str:
-    said = [entry.description]
+    parts = [entry.description]
     if entry.needs:
-        said.append(f"Switches on {', '.join(entry.needs)}.")
+        parts.append(f"Switches on {', '.join(entry.needs)}.")
     if entry.excludes:
-        said.append(f"Not together with {', '.join(entry.excludes)}.")
+        parts.append(f"Not together with {', '.join(entry.excludes)}.")
     if entry.left:
-        said.append(f"Left: {entry.left}.")
-    return " ".join(said)
+        parts.append(f"Left: {entry.left}.")
+    return " ".join(parts)
 
 
 def print_changes(request: Request, names: tuple[str, ...], *, whole: bool) -> int:

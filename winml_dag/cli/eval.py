@@ -117,13 +117,13 @@ def _request_of(options: Mapping[str, Any]) -> AssessmentRequest[Eval]:
 
     refuse_both(options, "reference")
     loaded, base = loaded_recipe(options)
-    said, dataset = _EVAL.given(options), _DATASET.given(options)
-    said |= {name: options[name] for name in ("ep", "device") if options[name] is not None}
-    for given, name in ((said, "model_id"), (dataset, "path")):
+    given_fields, dataset = _EVAL.given(options), _DATASET.given(options)
+    given_fields |= {name: options[name] for name in ("ep", "device") if options[name] is not None}
+    for given, name in ((given_fields, "model_id"), (dataset, "path")):
         if name in given:
             given[name] = _as_seen_here(given[name])
     section = eval_section(
-        None if loaded is None else loaded.recipe.eval, said, {**dataset, **_labels(options["label_mapping"])}
+        None if loaded is None else loaded.recipe.eval, given_fields, {**dataset, **_labels(options["label_mapping"])}
     )
     return request_for(section, base, options)
 

@@ -66,7 +66,7 @@ class _Watched:
     progress: ReadProgress
     expected: str
     due: float
-    said: Progress | None = None
+    last_shown: Progress | None = None
     is_announced: bool = False
 
 
@@ -180,10 +180,10 @@ class Lines:
                     continue
                 watched.due = now + self._every
                 progress = watched.progress()
-                if progress != watched.said or not watched.is_announced:
+                if progress != watched.last_shown or not watched.is_announced:
                     far = "" if progress is None else f", {under_way(progress)}"
                     self._say(f"{node_id:<12} running{far}{'' if watched.is_announced else watched.expected}")
-                    watched.said, watched.is_announced = progress, True
+                    watched.last_shown, watched.is_announced = progress, True
 
     def stop(self) -> None:
         self._ticker.stop()

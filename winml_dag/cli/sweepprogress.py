@@ -141,8 +141,10 @@ class _SweepProgress:
         # What was built before was most likely measured, too.
         self._to_measure -= self._doing == "building" and status is not CellStatus.BUILT
         # A failure of one of its stages was printed then.
-        said = status is CellStatus.FAILED and any(why.endswith(line.partition(": ")[2]) for line in self._failures)
-        if status in (CellStatus.FAILED, CellStatus.REFUSED) and not said:
+        is_reported = status is CellStatus.FAILED and any(
+            why.endswith(line.partition(": ")[2]) for line in self._failures
+        )
+        if status in (CellStatus.FAILED, CellStatus.REFUSED) and not is_reported:
             self._failed(f"{name}: {why}")
 
     def _begin(self) -> None:
@@ -222,7 +224,7 @@ class SweepLines(_SweepProgress):
         """Write the total progress."""
         self._say(f"{'; '.join([self._counts(), *self._more()])}.")
 
-    def stop(self, *, finished: bool) -> None:  # noqa: ARG002 - what was said stays in any case
+    def stop(self, *, finished: bool) -> None:  # noqa: ARG002 - printed lines stay in any case
         self._ticker.stop()
 
     def _failed(self, line: str) -> None:

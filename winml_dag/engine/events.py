@@ -195,9 +195,9 @@ def never_like_this(nearest: Nearest) -> Reason:
     return Reason("first build", f"never built like this; nearest is {nearest}", nearest=nearest)
 
 
-def lost(files: Iterable[FileEntry], *, asked_behind: bool = False) -> Reason:
+def lost(files: Iterable[FileEntry], *, has_remotes: bool = False) -> Reason:
     names = tuple(file.name for file in files)
-    where = "the cache, and in no remote that answers" if asked_behind else "the cache"
+    where = "the cache, and in no remote that answers" if has_remotes else "the cache"
     return Reason("lost", f"missing or damaged in {where}: {', '.join(names)}", names=names)
 
 

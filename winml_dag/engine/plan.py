@@ -65,7 +65,7 @@ def decide(
         why = events.FIRST_BUILD if last is None else events.changed(last, key_inputs, inputs)
         return Run(key, key_inputs, why, basis)
     if gone := store.missing(record.files()):
-        return Run(key, key_inputs, events.lost(gone, asked_behind=store.has_remotes), basis)
+        return Run(key, key_inputs, events.lost(gone, has_remotes=store.has_remotes), basis)
     if last is not None and last.cache_key == key:
         return Reuse(record, events.UP_TO_DATE)
     return Reuse(record, events.found(record, in_remote=store.came_from_remote(key)))

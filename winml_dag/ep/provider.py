@@ -271,10 +271,10 @@ def _without_device_type(target: Target, given: Mapping[str, str]) -> dict[str, 
     kept = dict(given)
     if "device_type" not in kept or target.ep.takes_device_type():
         return kept
-    said = kept.pop("device_type")
-    if said.lower() != target.device:
+    named_device = kept.pop("device_type")
+    if named_device.lower() != target.device:
         raise UsageError(
-            f"Provider option device_type {said!r} contradicts device {target.device!r}.",
+            f"Provider option device_type {named_device!r} contradicts device {target.device!r}.",
             advice="Leave the option out.",
         )
     return kept

@@ -41,7 +41,7 @@ class QairtSdk:
         python: the Python of the environment in its folder, ``venv`` or ``.venv``; None for the current one.
         site_packages: the package folders of that environment.
         files: its tools and libraries, whose content determines their results.
-        said_in: the file with its version, if it exists.
+        version_files: the file with its version, if it exists.
     """
 
     root: Path
@@ -50,7 +50,7 @@ class QairtSdk:
     python: Path | None
     site_packages: tuple[Path, ...]
     files: tuple[Path, ...]
-    said_in: tuple[Path, ...] = ()
+    version_files: tuple[Path, ...] = ()
 
 
 def host_name() -> str:
@@ -95,8 +95,8 @@ def find_sdk(root: Path) -> QairtSdk:
     for path in (root, root / _ABOUT, *folders, *site_packages):
         before_reading(path)
     files = (*tools.values(), *(path for path in libraries.values() if path.is_file()))
-    said_in = tuple(path for path in [root / _ABOUT] if path.is_file())
-    return QairtSdk(root, host, _version(root), python, site_packages, files, said_in)
+    version_files = tuple(path for path in [root / _ABOUT] if path.is_file())
+    return QairtSdk(root, host, _version(root), python, site_packages, files, version_files)
 
 
 def _version(root: Path) -> str:

@@ -170,10 +170,10 @@ def _ranges(context: ResolveContext, quant: Quant) -> Source:
             advice="Give a file that calibration_save_path or save_calibration has put there.",
         )
     for name, found in _found_with(path).items():
-        said = getattr(quant, name)
-        if name in quant.model_fields_set and said not in (None, found):
+        value = getattr(quant, name)
+        if name in quant.model_fields_set and value not in (None, found):
             raise RecipeError(
-                f"quant.{name} is {said}, but the ranges in {path} were found with "
+                f"quant.{name} is {value}, but the ranges in {path} were found with "
                 f"{'data and no seed' if found is None else found}. "
                 f"Calibrate again, or remove {name}."
             )

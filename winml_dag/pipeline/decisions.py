@@ -142,9 +142,9 @@ class ResolveContext:
             # Null disables compiling, whatever the session options; a missing section does not.
             section = Compile(enable_ep_context=False) if self.wrote("compile") else Compile()
         given = Compile.from_dict(settings)
-        said = _said(given)
-        written = {name: value for name, value in section.to_dict().items() if option_of(name) not in said}
-        kept = {name: value for name, value in section.provider_options.items() if name not in said}
+        given_names = _given_names(given)
+        written = {name: value for name, value in section.to_dict().items() if option_of(name) not in given_names}
+        kept = {name: value for name, value in section.provider_options.items() if name not in given_names}
         options = {
             name: str(Path(value).absolute()) if name in target.ep.file_options else value
             for name, value in given.provider_options.items()
@@ -164,11 +164,11 @@ def _flags(given: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
     return given
 
 
-def _said(section: Compile) -> frozenset[str]:
+def _given_names(section: Compile) -> frozenset[str]:
     """Return the NPU options that *section* sets in either form; a chip and its architecture count as both."""
     fields = {option_of(name) for name in NPU_SETTINGS if getattr(section, name) is not None}
-    said = fields | section.provider_options.keys()
-    return frozenset(said | _CHIP if said & _CHIP else said)
+    given_names = fields | section.provider_options.keys()
+    return frozenset(given_names | _CHIP if given_names & _CHIP else given_names)
 
 
 class Decisions:

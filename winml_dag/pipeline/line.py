@@ -216,7 +216,7 @@ class Line:
         node = self._node("compile", LINE["compile"], config_json(config), self._place(build.target))
         if build.sdk is not None:
             sdk, folders = build.sdk, (path.parent for path in build.sdk.files)
-            self.looked_at |= dict.fromkeys((*sdk.files, *folders, *sdk.site_packages, *sdk.said_in, sdk.root))
+            self.looked_at |= dict.fromkeys((*sdk.files, *folders, *sdk.site_packages, *sdk.version_files, sdk.root))
             return _of_sdk(node, sdk, self._fingerprints)
         return _of_models(node, build.also) if build.also else node
 

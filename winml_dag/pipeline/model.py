@@ -170,10 +170,10 @@ class OnnxFile:
         try:
             (ep,) = {find_ep(source) for source in sources}
         except (UsageError, ValueError):
-            said = ", ".join(sorted(map(repr, sources - {""}))) or "none"
+            known_sources = ", ".join(sorted(map(repr, sources - {""}))) or "none"
             raise InputError(
                 f"{self.path} is compiled, and its EPContext nodes have to name one known execution provider as their"
-                f" source; they name {said}.",
+                f" source; they name {known_sources}.",
                 advice="Use the ONNX model that it was compiled from.",
             ) from None
         return Target(ep, ep.devices[0])

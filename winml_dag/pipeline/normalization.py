@@ -224,15 +224,15 @@ class _Sizes:
         elif dim != UNKNOWN_DIMENSION:
             self._name(dim, size, where)
         else:
-            known, said = self._placed.setdefault((spec.name, axis), (size, where))
+            known, source = self._placed.setdefault((spec.name, axis), (size, where))
             if known != size and not self._yielding:
-                raise UsageError(f"Axis {axis} of {spec.name!r} is {known} by {said}, and {size} by {where}.")
+                raise UsageError(f"Axis {axis} of {spec.name!r} is {known} by {source}, and {size} by {where}.")
 
     def _name(self, name: str, size: int, where: str) -> None:
-        known, said = self._named.setdefault(name, (size, where))
+        known, source = self._named.setdefault(name, (size, where))
         if known != size and not self._yielding:
             raise UsageError(
-                f"The dimension {name!r} is {known} by {said}, and {size} by {where}.",
+                f"The dimension {name!r} is {known} by {source}, and {size} by {where}.",
                 advice="Equal names mean equal sizes.",
             )
 

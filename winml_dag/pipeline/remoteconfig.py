@@ -273,11 +273,11 @@ def _stricter(of_project: TierSettings, of_user: TierSettings | None) -> TierSet
     """What both allow: a project cannot loosen its user's settings of the same remote."""
     if of_user is None:
         return of_project
-    said = [trusted for trusted in (of_project.trusted, of_user.trusted) if trusted is not None]
+    stated = [trusted for trusted in (of_project.trusted, of_user.trusted) if trusted is not None]
     return replace(
         of_project,
         mode=min(of_project.mode, of_user.mode, key=_STRICTEST_FIRST.index),
-        trusted=frozenset.intersection(*said) if said else None,
+        trusted=frozenset.intersection(*stated) if stated else None,
     )
 
 
@@ -325,15 +325,15 @@ def _read(path: Path, kind: type[F], *, elsewhere: Sequence[str] = ()) -> F:
         content: dict[str, Any] = tomllib.loads(text)
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
-    said = {key: value for key, value in content.items() if key not in elsewhere}
-    if kind is ProjectFile and "signing" in said:
+    stated = {key: value for key, value in content.items() if key not in elsewhere}
+    if kind is ProjectFile and "signing" in stated:
         raise UsageError(
             f"{path} has [signing], which is for the user's own file: otherwise the authors of a project "
             "would decide whom its users trust.",
             advice=f"Put it into {config_file()}, or use {ACCEPT_UNSIGNED_VARIABLE} and WINML_DAG_REMOTE_KEYS_FILE.",
         )
     try:
-        return kind.model_validate(said)
+        return kind.model_validate(stated)
     except ValidationError as error:
         found = problems(error, kind, positions_in(text), str(path))
         raise UsageError("\n".join([f"{path} has invalid entries:", *(f"  {line}" for line in found)])) from None

@@ -92,8 +92,8 @@ def names_remotes(path: Path) -> bool:
     error is reported when the rest is read.
     """
     try:
-        said = _ANYTHING if path.name == PROJECT_FILE else _REMOTE
-        return said.search(path.read_bytes()) is not None
+        pattern = _ANYTHING if path.name == PROJECT_FILE else _REMOTE
+        return pattern.search(path.read_bytes()) is not None
     except FileNotFoundError:
         return False
     except OSError:
@@ -194,12 +194,12 @@ class Request:
             recipe = _recipe_words(self.recipe)
         except ValueError:
             return None
-        said, overrides = (
+        own, overrides = (
             {name: value if value is None else str(value) for name, value in vars(each).items() if name not in _APART}
             for each in (self, self.overrides)
         )
         folder = os.getcwd()  # noqa: PTH109 - one of the paths that are compared as texts
-        return canonical_json({**said, "recipe": recipe, "overrides": overrides, "current_folder": folder})
+        return canonical_json({**own, "recipe": recipe, "overrides": overrides, "current_folder": folder})
 
 
 def _recipe_words(recipe: Path | LoadedRecipe | None) -> JsonValue:

@@ -352,9 +352,9 @@ def finalize_config(context: ResolveContext, compiled: CompileConfig | Skip) -> 
     required = section is not None and section.require_full_offload
     if not isinstance(compiled, Skip):
         return FinalizeConfig(compile=OffloadFields(required))
-    said = sorted(context.overrides.section("compile").keys() - {"provider_options"})
-    if (required or said) and context.overrides.compile is not False:
-        field = said[0] if said else "require_full_offload"
+    overridden = sorted(context.overrides.section("compile").keys() - {"provider_options"})
+    if (required or overridden) and context.overrides.compile is not False:
+        field = overridden[0] if overridden else "require_full_offload"
         raise UsageError(f"compile.{field} is set, but {compiled.reason}.", advice="Remove one of the two.")
     return FinalizeConfig()
 

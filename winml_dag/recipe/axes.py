@@ -319,7 +319,7 @@ def label_of(value: object) -> str:
     return re.sub(r'[<>:"|?*,=!\[\]{}]+', "_", re.sub(r"\.onnx$", "", end, flags=re.IGNORECASE))
 
 
-def labels_meant(written: object) -> Iterator[str]:
+def labels_in(written: object) -> Iterator[str]:
     """Yield labels and patterns, which are written as one value or as a list."""
     for each in written if isinstance(written, Sequence) and not isinstance(written, str) else (written,):
         yield each if isinstance(each, str) else label_of(each)

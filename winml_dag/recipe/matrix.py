@@ -17,7 +17,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from winml_dag.errors import RecipeError, known_instead
-from winml_dag.recipe.axes import Axis, AxisReader, Bases, Piece, PiecedPositions, Value, labels_meant, merged
+from winml_dag.recipe.axes import Axis, AxisReader, Bases, Piece, PiecedPositions, Value, labels_in, merged
 from winml_dag.recipe.document import Document, Findings, Location
 from winml_dag.recipe.fields import ListOf, Section, Text, resolve_path
 from winml_dag.recipe.goal import Goal, Search, check_goals
@@ -159,9 +159,9 @@ class _Reading:
 
     def _head(self) -> OneGoal | ManyGoals:
         kind = ManyGoals if isinstance(self._written.get("goal"), list) else OneGoal
-        said = {name: value for name, value in self._written.items() if name in kind.model_fields}
+        head_fields = {name: value for name, value in self._written.items() if name in kind.model_fields}
         try:
-            head: OneGoal | ManyGoals = kind.model_validate(said)
+            head: OneGoal | ManyGoals = kind.model_validate(head_fields)
         except ValidationError as error:
             add_errors(self._findings, error, kind)
             raise self._findings.error() from None
@@ -239,7 +239,7 @@ class _Reading:
             return None
         written = entry[axis.name]
         if not isinstance(written, Mapping | list):
-            (label,) = labels_meant(written)
+            (label,) = labels_in(written)
             if label in axis.values:
                 return axis.values[label]
             if not axis.takes_plain:
@@ -291,7 +291,7 @@ class _Reading:
                 are_right = False
                 self._findings.add(here, f"there is no axis {name!r}{known_instead(name, by_name)}", about_key=True)
                 continue
-            patterns[name] = tuple(labels_meant(meant))
+            patterns[name] = tuple(labels_in(meant))
             labels = by_name[name].values
             for pattern in patterns[name] or ("",):
                 if not any(matches(label, (pattern,)) for label in labels):

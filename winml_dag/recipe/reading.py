@@ -166,10 +166,10 @@ def _item(value: object) -> ModuleItem | None:
 def _may_be_list(text: str, format: RecipeFormat) -> bool:  # noqa: A002
     """Return whether the first line with content begins like a list, which excludes most recipes."""
     for line in text.splitlines():
-        said = line.strip()
-        if said and not said.startswith(("#", "---", "%")):
-            return said[0] in _LIST_BEGINS[format]
-        if said.startswith("---") and said != "---":
+        stripped = line.strip()
+        if stripped and not stripped.startswith(("#", "---", "%")):
+            return stripped[0] in _LIST_BEGINS[format]
+        if stripped.startswith("---") and stripped != "---":
             return True
     return False
 

@@ -153,16 +153,16 @@ def compile_with(
             changed = True
             _compile(compiler, settings, model, output, embed=embed)
     except Exception as error:
-        said, advice = explanation(error), f"{ASK_ANALYZE} {SEE_LOG}"
-        if said.startswith(_TOOK_NOTHING):
-            said = f"it took none of its operators ({_operators(model)})"
-        elif said.startswith(_REPLACED):
-            said = (
+        reason, advice = explanation(error), f"{ASK_ANALYZE} {SEE_LOG}"
+        if reason.startswith(_TOOK_NOTHING):
+            reason = f"it took none of its operators ({_operators(model)})"
+        elif reason.startswith(_REPLACED):
+            reason = (
                 f"onnxruntime {onnxruntime.__version__} cannot write a compiled model in which an operator has to be"
                 f" replaced by others, since neither {ep.name} nor the CPU has it for its types ({_operators(model)})"
             )
             advice = f"What is in float16 can stay in float32 (quant.fp16_op_block_list). {ASK_ANALYZE}"
-        raise StageError(f"{ep.name} cannot compile this model: {said}.", advice=advice) from error
+        raise StageError(f"{ep.name} cannot compile this model: {reason}.", advice=advice) from error
     if output.is_file():
         if changed:
             _changed(output, partial(_set_outputs, outputs))

@@ -71,7 +71,7 @@ def done(result: BuildResult) -> QuantizeResult:
     return found
 
 
-def test_a_build_ends_with_what_quantization_did_and_how_good_the_result_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_build_prints_quantization_and_quality_lines(capsys: pytest.CaptureFixture[str]) -> None:
     quantized, quality, last = lines(built(), capsys)
     assert quantized == (
         "quantized 49 of 61 nodes (left in float: 6 Softmax, 4 Gelu, 2 Clip), 86.0 MiB -> 22.0 MiB,"
@@ -84,7 +84,7 @@ def test_a_build_ends_with_what_quantization_did_and_how_good_the_result_is(caps
     assert last.startswith("Built ")
 
 
-def test_activations_that_keep_more_bits_than_asked_for_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_activations_kept_at_16_bits_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     spared = {"quantize": {**QUANTIZE, "equalized_tensors": 7, "activations_kept_at_16_bits": 36}}
     result = built("w8a8", measured=spared)
     assert "Clip), 36 activations kept at 16 bits, 86.0 MiB" in lines(result, capsys)[0]
@@ -92,7 +92,7 @@ def test_activations_that_keep_more_bits_than_asked_for_are_told(capsys: pytest.
     assert (step.equalized_tensors, step.activations_kept_at_16_bits) == (7, 36)
 
 
-def test_a_chain_has_a_line_for_each_link_and_ends_with_what_came_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_chained_quantization_prints_one_line_per_step(capsys: pytest.CaptureFixture[str]) -> None:
     blocks = {**QUANTIZE, "mode": "rtn", "nodes_quantized": 5, "nodes_skipped": 56, "qdq_insertion_time_seconds": 0}
     half = {**blocks, "mode": "fp16", "nodes_quantized": 60, "nodes_skipped": 1, "nodes_skipped_reasons": {}}
     half |= {"size_before_bytes": 22 * MIB, "size_after_bytes": 20 * MIB}
@@ -108,7 +108,7 @@ def test_a_chain_has_a_line_for_each_link_and_ends_with_what_came_out(capsys: py
     assert found.calibration is None
 
 
-def test_what_was_reused_is_said_to_be(capsys: pytest.CaptureFixture[str]) -> None:
+def test_reused_calibration_is_marked_as_reused(capsys: pytest.CaptureFixture[str]) -> None:
     built("w8a16")
     result = built("w8a8", measured={"quantize": {**QUANTIZE, "nodes_skipped": 0, "nodes_skipped_reasons": {}}})
     quantized = lines(result, capsys)[0]
@@ -119,19 +119,19 @@ def test_what_was_reused_is_said_to_be(capsys: pytest.CaptureFixture[str]) -> No
     assert (calibration.cached, done(result).cached) == (True, False)
 
 
-def test_nothing_is_said_of_it_where_nobody_wants_to_hear_or_nothing_ran(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_and_up_to_date_builds_print_no_quantization(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line[:6] for line in lines(built(), capsys, quiet=True)] == ["Built "]
     assert [line[:10] for line in lines(built(), capsys)] == ["Up to date"]
 
 
-def test_a_float_model_has_no_quality_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_float_model_has_no_quality_line(capsys: pytest.CaptureFixture[str]) -> None:
     result = built("fp32")
     assert result.quantization is None
     assert [line[:6] for line in lines(result, capsys)] == ["Built "]
     assert json.loads(Path("out/build_manifest.json").read_text())["quality"] is None
 
 
-def test_a_poor_model_is_called_poor_with_what_to_try(capsys: pytest.CaptureFixture[str]) -> None:
+def test_poor_quality_is_warned_with_suggestions(capsys: pytest.CaptureFixture[str]) -> None:
     poor = Quality("hidden", 0.87, None, 6.0, 1.2, None, None, 3, "random", held_out=True)
     measured: dict[str, JsonObject] = {
         "validate": {"quality": poor.to_json()},
@@ -149,7 +149,7 @@ def test_a_poor_model_is_called_poor_with_what_to_try(capsys: pytest.CaptureFixt
     assert json.loads(Path("out/build_manifest.json").read_text())["quality"] == {**poor.to_json(), "poor": True}
 
 
-def test_json_and_the_manifest_have_what_winml_cli_has_and_the_rest() -> None:
+def test_json_and_manifest_include_winml_cli_quantization_fields() -> None:
     (value,) = json.loads(json.dumps(builds_json([built()], 1.0)))["builds"]
     found: dict[str, Any] = value["quantization"]
     assert found.keys() >= {
@@ -174,13 +174,13 @@ def test_json_and_the_manifest_have_what_winml_cli_has_and_the_rest() -> None:
     assert done(built()).cached
 
 
-def test_a_plan_tells_of_no_quantization(tells) -> None:
+def test_plan_json_has_no_quantization(tells) -> None:
     save_model(Path("tiny.onnx"))
     (value,) = tells("plan", "--onnx", "tiny.onnx", "-p", "w8a16", "--no-analyze")["builds"]
     assert "quantization" not in value
 
 
-def test_the_path_of_saved_ranges_is_told() -> None:
+def test_saved_calibration_path_is_reported() -> None:
     assert done(built()).calibration_path is None
     assert done(built(save_calibration=True)).calibration_path == Path("out/calibration_ranges.json")
     saved = done(built(calibration_save_path="ranges/tiny.json")).calibration_path
@@ -188,7 +188,7 @@ def test_the_path_of_saved_ranges_is_told() -> None:
     assert saved.samefile("ranges/tiny.json")
 
 
-def test_a_failed_quantization_says_why() -> None:
+def test_failed_quantization_reports_its_error() -> None:
     result = done(built(fails={"quantize": "No node of the model could be quantized."}))
     assert (result.success, result.output_path, result.steps) == (False, None, ())
     assert result.errors == ("quantize: No node of the model could be quantized.",)
@@ -205,11 +205,11 @@ def test_a_failed_quantization_says_why() -> None:
         ({"sqnr_db": None, "top1_of": None}, "largest error 0.02 (logits), on 3 held-out samples (text)"),
     ],
 )
-def test_the_sentence_says_what_it_is_about(change: dict[str, Any], end: str) -> None:
+def test_quality_sentence_names_sample_count_and_data(change: dict[str, Any], end: str) -> None:
     assert Quality(**{**QUALITY.to_json(), **change}).sentence().endswith(end)
 
 
-def test_decisions_count_where_there_are_enough_of_them_on_real_data() -> None:
+def test_top1_shortfall_needs_enough_real_samples() -> None:
     changed = {"top1_agreed": 20, "top1_of": 24}
     quality = Quality(**{**QUALITY.to_json(), **changed})
     assert quality.shortfall("w8a16") == "the best class is another one in 4 of 24 decisions"
@@ -218,7 +218,7 @@ def test_decisions_count_where_there_are_enough_of_them_on_real_data() -> None:
     assert QUALITY.shortfall("w8a16") is None
 
 
-def test_what_to_try_fits_what_was_done() -> None:
+def test_suggestions_depend_on_precision_and_data() -> None:
     assert what_to_try("w8a8", calibrated_on="text", measured_on="text") == (
         "To try: use the precision w8a16; leave the worst nodes in float (winml-dag quantize --sensitivity ranks them)."
     )
@@ -232,7 +232,7 @@ def test_what_to_try_fits_what_was_done() -> None:
 @pytest.mark.parametrize(
     "value", [None, {}, {"output": "logits"}, *({**QUALITY.to_json(), name: True} for name in ("cosine", "samples"))]
 )
-def test_a_record_of_somebody_elses_has_no_quality(value: Any) -> None:
+def test_invalid_quality_record_is_ignored(value: Any) -> None:
     assert Quality.from_json(value) is None
     assert Quality.from_json(QUALITY.to_json()) == QUALITY
 
@@ -247,19 +247,19 @@ ON_QNN: JsonObject = {
 }
 
 
-def test_a_float_model_has_a_line_on_how_it_ran(capsys: pytest.CaptureFixture[str]) -> None:
+def test_validated_float_model_prints_validation_line(capsys: pytest.CaptureFixture[str]) -> None:
     told = lines(built("fp32", measured={"validate": ON_QNN}), capsys)
     assert told[0].startswith("validated on QNNExecutionProvider npu: cosine 0.99941, SQNR 31.2 dB")
     assert not any(line.startswith("validated") for line in lines(built(measured={"validate": ON_QNN}), capsys))
 
 
-def test_a_model_that_is_compared_with_nothing_is_said_to_have_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_validation_without_reference_reports_that_model_runs(capsys: pytest.CaptureFixture[str]) -> None:
     alone = {name: value for name, value in ON_QNN.items() if name != "quality"} | {"reference": False}
     told = lines(built("fp32", measured={"validate": alone}), capsys)
     assert told[0].endswith("it loads, runs and returns finite values on 3 samples (text) and on ones")
 
 
-def test_what_is_odd_about_the_float_model_is_a_warning_in_text_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_validation_warnings_appear_in_text_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     odd = {"quality": QUALITY.to_json(), "warnings": ["Output 'logits' of the reference itself has 3 NaN."]}
     result = built(measured={"validate": odd})
     assert "warning: Output 'logits' of the reference itself has 3 NaN." in lines(result, capsys)
@@ -305,7 +305,7 @@ def compiled() -> Callable[[JsonObject], BuildResult]:
     return compiled
 
 
-def test_a_compilation_has_a_line_and_one_on_what_stays_on_the_cpu(
+def test_compilation_line_lists_partitions_and_cpu_nodes(
     compiled: Callable[[JsonObject], BuildResult],
 ) -> None:
     assert list(compiled_lines(compiled(COMPILED))) == [

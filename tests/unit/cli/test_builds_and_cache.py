@@ -20,7 +20,7 @@ from winml_dag.store.store import Store
 from winml_dag.store.usage import Statistics, read_statistics
 
 
-def test_a_collection_while_files_are_put_in_place_takes_nothing_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gc_during_publish_keeps_results_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     publish = module.publish
     collections = []
 
@@ -60,7 +60,7 @@ def counted() -> Statistics:
 
 
 @pytest.mark.usefixtures("two_stages")
-def test_stages_that_an_edit_cannot_reach_are_counted_as_reused() -> None:
+def test_reused_stages_are_counted_in_cache_statistics() -> None:
     assert run(["build", "-c", "recipe.yaml", "-q"]) == 0
     first = counted()
     assert (first.builds, first.reused, first.ran) == (1, 0, 2)
@@ -76,14 +76,14 @@ def test_stages_that_an_edit_cannot_reach_are_counted_as_reused() -> None:
 
 
 @pytest.mark.usefixtures("two_stages")
-def test_a_build_that_fails_is_counted_too() -> None:
+def test_failed_build_is_counted_in_cache_statistics() -> None:
     Path("copying.py").write_text("raise SystemExit(3)")
     assert run(["build", "-c", "recipe.yaml", "-q"]) == 1
     assert (counted().builds, counted().ran) == (1, 0)
 
 
 @pytest.mark.usefixtures("two_stages")
-def test_reproducing_a_build_uses_its_records() -> None:
+def test_reproduce_marks_records_as_used() -> None:
     assert run(["build", "-c", "recipe.yaml", "-q"]) == 0
     records = list(Path("cache/records").rglob("*.json"))
     for record in records:
@@ -105,6 +105,6 @@ def test_reproducing_a_build_uses_its_records() -> None:
         ("--executor dask --workers 2 --scheduler tcp://one:1", "Give one of them."),
     ],
 )
-def test_options_that_cannot_be_meant_are_refused(options: str, told: str, says) -> None:
+def test_invalid_timeout_or_memory_option_is_refused(options: str, told: str, says) -> None:
     assert told in says("build", "--onnx", "none.onnx", "-o", "out", *options.split(), code=2)
     assert not Path("out").exists()

@@ -61,7 +61,7 @@ def tells(tells) -> Callable[..., dict[str, Any]]:
     return lambda *arguments: tells("cache", *arguments)
 
 
-def test_info_tells_what_is_there_and_what_was_saved(store, says, tells) -> None:
+def test_info_shows_contents_and_savings(store, says, tells) -> None:
     assert "no builds yet" in says("info")
     log_build(store.folder, reused=3, ran=1, seconds_saved=75, stored_bytes=1)
     text = says("info")
@@ -85,12 +85,12 @@ def test_info_tells_what_is_there_and_what_was_saved(store, says, tells) -> None
     ],
 )
 @pytest.mark.usefixtures("store")
-def test_list_sorts_by_what_is_asked_for(says, tells, sort, order) -> None:
+def test_list_sorts_by_requested_column(says, tells, sort, order) -> None:
     assert [record["stage"] for record in tells("list", "--sort", sort)["records"]] == order
     assert [line.split()[1] for line in says("list", "--sort", sort).splitlines()[1:]] == order
 
 
-def test_list_can_be_of_one_stage_and_says_when_it_was_used_last(store, tells) -> None:
+def test_list_filters_by_stage_and_shows_last_use(store, tells) -> None:
     (record,) = tells("list", "--stage", "optimize")["records"]
     assert (record["key"], record["used_at"]) == (KEYS["optimize"], "2001-09-09T01:46:41+00:00")
     assert tells("list", "--stage", "compile")["records"] == []
@@ -104,7 +104,7 @@ def test_list_can_be_of_one_stage_and_says_when_it_was_used_last(store, tells) -
 
 
 @pytest.mark.usefixtures("store")
-def test_show_needs_no_more_of_a_key_than_no_other_has(says, tells) -> None:
+def test_show_accepts_unique_key_prefix(says, tells) -> None:
     text = says("show", "b")
     assert text.startswith(f"key        {KEYS['optimize']}\nstage      optimize, version 1\n")
     assert "  optimize.opset: 21\n" in text
@@ -118,7 +118,7 @@ def test_show_needs_no_more_of_a_key_than_no_other_has(says, tells) -> None:
     assert len(found["log_text"].splitlines()) == 30
 
 
-def test_show_says_what_is_missing_and_names_those_that_a_prefix_could_mean(store, says, tells) -> None:
+def test_show_reports_missing_files_and_ambiguous_prefix(store, says, tells) -> None:
     record = store.record(KEYS["export"])
     assert record is not None
     assert record.log is not None
@@ -137,7 +137,7 @@ def test_show_says_what_is_missing_and_names_those_that_a_prefix_could_mean(stor
     assert "Give more characters of one of them" in errors
 
 
-def test_gc_says_what_it_freed(store, says, tells) -> None:
+def test_gc_reports_freed_records(store, says, tells) -> None:
     planned = tells("gc", "--max-size", "0", "--dry-run")
     assert (planned["dry_run"], planned["records"], planned["left_bytes"]) == (True, 3, 0)
     assert says("gc", "--older-than", "1d", "--dry-run").startswith("Would remove 3 records, 6 blobs and 0 leftovers, ")
@@ -146,7 +146,7 @@ def test_gc_says_what_it_freed(store, says, tells) -> None:
     assert store.records.keys() == [KEYS["quantize"]]
 
 
-def test_gc_sets_the_limit_that_it_keeps_to_from_then_on(store, says, tells) -> None:
+def test_gc_limit_is_saved_and_applied_by_later_gc(store, says, tells) -> None:
     says("gc")
     assert len(store.records.keys()) == 3
     assert says("gc", "--limit", "20KB", "--dry-run").startswith("Would remove 2 records, ")
@@ -158,7 +158,7 @@ def test_gc_sets_the_limit_that_it_keeps_to_from_then_on(store, says, tells) -> 
     assert says("gc", "--limit", "none").startswith("The cache has no limit.\nRemoved 0 records, ")
 
 
-def test_gc_says_what_it_kept_because_it_is_in_use(store, says) -> None:
+def test_gc_reports_records_kept_in_use(store, says) -> None:
     with store.scratch.open():
         store.used([KEYS["export"]])
         text = says("gc", "--max-size", "0")
@@ -175,11 +175,11 @@ def test_gc_says_what_it_kept_because_it_is_in_use(store, says) -> None:
         (("gc", "--limit", "big"), "--limit: 'big' is not a size"),
     ],
 )
-def test_what_is_no_size_or_duration_is_refused(says, arguments, words) -> None:
+def test_invalid_size_or_duration_is_refused(says, arguments, words) -> None:
     assert words in says(*arguments, code=2)
 
 
-def test_limit_is_set_told_and_removed(store, says, tells, monkeypatch) -> None:
+def test_limit_is_set_shown_and_removed(store, says, tells, monkeypatch) -> None:
     assert says("gc", "--limit", "50GiB").startswith(f"The cache in {store.folder} is limited to 50GiB.\n")
     assert tells("info")["limit_bytes"] == 50 * 2**30
     assert "limit          50GiB\n" in says("info")
@@ -190,7 +190,7 @@ def test_limit_is_set_told_and_removed(store, says, tells, monkeypatch) -> None:
     assert says("gc", "--limit", "none").startswith("The cache has no limit, by WINML_DAG_CACHE_MAX_SIZE.\n")
 
 
-def test_verify_ends_with_1_for_damage_and_with_0_when_it_could_be_repaired(store, says, tells) -> None:
+def test_verify_exits_1_on_damage_and_0_after_repair(store, says, tells) -> None:
     assert says("verify") == "Intact: 3 records and 6 blobs. 0 records lack a blob.\n"
     (file,) = store.record(KEYS["export"]).files()
     store.blobs.path(file.digest).unlink()
@@ -202,7 +202,7 @@ def test_verify_ends_with_1_for_damage_and_with_0_when_it_could_be_repaired(stor
     assert says("verify", "--repair") == "Intact: 2 records and 5 blobs. 0 records lack a blob.\n"
 
 
-def test_clear_empties_it(store, says) -> None:
+def test_clear_removes_all_records(store, says) -> None:
     assert says("clear", "-y").startswith("Removed 3 records and 6 blobs, ")
     assert store.records.keys() == []
 
@@ -220,9 +220,7 @@ EVERY = {
 
 
 @pytest.mark.parametrize("arguments", EVERY.values(), ids=EVERY)
-def test_a_cache_of_an_unknown_format_is_refused_by_every_command_and_left_as_it_is(
-    folder: Path, arguments: tuple[str, ...], says
-) -> None:
+def test_unknown_cache_format_is_refused_by_every_command(folder: Path, arguments: tuple[str, ...], says) -> None:
     shutil.copytree(FIXTURES / "format-1-unknown-format", folder / "cache")
     before = sorted((folder / "cache").rglob("*"))
     errors = says(*arguments, code=1)
@@ -231,12 +229,12 @@ def test_a_cache_of_an_unknown_format_is_refused_by_every_command_and_left_as_it
     assert sorted((folder / "cache").rglob("*")) == before
 
 
-def test_every_command_of_the_cache_is_tried_with_an_unknown_format() -> None:
+def test_unknown_format_test_covers_every_cache_command() -> None:
     """Except those about remotes, which open no cache."""
     assert command.commands.keys() - {"remote"} == EVERY.keys()
 
 
-def test_show_says_of_a_record_from_a_remote_who_made_it_where_and_who_signed_it(folder: Path, says, tells) -> None:
+def test_show_reports_origin_and_signer_of_remote_record(folder: Path, says, tells) -> None:
     maker = Maker("winml_dag 0.1.0", run="https://ci/77", revision="4f1c2a9", host="x", tools={"onnx": "1.23"})
     trust = Trust((SigningKey("ci-2026", b"k" * 32),), maker, key_of=cache_key)
     made = KeyInputs("export", 1, {"export": {"opset": 21}}, {}, {"torch": "2.13"})

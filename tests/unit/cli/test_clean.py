@@ -39,7 +39,7 @@ PUT = {"model.onnx", "optimized.onnx", "winml_build_config.json", "build_manifes
 
 
 @pytest.mark.parametrize("arguments", [("-o", "out"), ("-c", "recipe.yaml"), ("-c", "recipe.yaml", "-o", "out")])
-def test_all_that_the_build_put_goes_with_the_folder_and_the_cache_stays(says, arguments) -> None:
+def test_clean_removes_built_files_and_keeps_cache(says, arguments) -> None:
     builds()
     assert names() == PUT
     assert says(*arguments) == "Removed 4 files of out. The results are still cached.\n"
@@ -49,7 +49,7 @@ def test_all_that_the_build_put_goes_with_the_folder_and_the_cache_stays(says, a
     assert names() == PUT
 
 
-def test_a_dry_run_names_what_would_go_and_removes_nothing(says) -> None:
+def test_clean_dry_run_lists_files_and_removes_nothing(says) -> None:
     builds()
     lines = says("-o", "out", "--dry-run").splitlines()
     assert {line.removeprefix(f"would remove out{os.sep}") for line in lines[:-1]} == PUT
@@ -58,14 +58,14 @@ def test_a_dry_run_names_what_would_go_and_removes_nothing(says) -> None:
     assert names() == PUT
 
 
-def test_settings_that_nest_deeper_than_any_reader_stay(says) -> None:
+def test_clean_keeps_too_deeply_nested_settings_file(says) -> None:
     builds()
     Path("out/winml_build_config.json").write_text("[" * 100_000)
     says("-o", "out")
     assert names() == {"winml_build_config.json"}
 
 
-def test_what_was_edited_and_what_is_the_users_stays_and_is_named(tells) -> None:
+def test_clean_keeps_and_lists_edited_and_user_files(tells) -> None:
     builds()
     Path("out/optimized.onnx").write_text("mine now")
     Path("out/winml_build_config.json").write_text("{}")
@@ -77,7 +77,7 @@ def test_what_was_edited_and_what_is_the_users_stays_and_is_named(tells) -> None
     assert Path("out/optimized.onnx").read_text() == "mine now"
 
 
-def test_an_edit_that_puts_size_and_time_back_is_seen(says) -> None:
+def test_clean_detects_edit_with_restored_size_and_time(says) -> None:
     builds()
     path = Path("out/model.onnx")
     before, data = path.stat(), path.read_bytes()
@@ -87,7 +87,7 @@ def test_an_edit_that_puts_size_and_time_back_is_seen(says) -> None:
     assert names() == {"model.onnx"}
 
 
-def test_a_folder_without_a_manifest_is_left_alone(says) -> None:
+def test_clean_skips_folder_without_manifest(says) -> None:
     Path("out").mkdir()
     Path("out/model.onnx").write_text("somebody's")
     assert says("-o", "out") == "Nothing to remove: out has no build_manifest.json.\n"
@@ -95,7 +95,7 @@ def test_a_folder_without_a_manifest_is_left_alone(says) -> None:
     assert names() == {"model.onnx"}
 
 
-def test_nothing_behind_a_link_goes(says) -> None:
+def test_clean_does_not_follow_symlinks(says) -> None:
     builds()
     Path("out/model.onnx").rename("precious.onnx")
     Path("out/model.onnx").symlink_to(Path("precious.onnx").absolute())
@@ -103,7 +103,7 @@ def test_nothing_behind_a_link_goes(says) -> None:
     assert Path("precious.onnx").read_text().startswith("finalize model")
 
 
-def test_a_manifest_that_names_files_elsewhere_is_none_of_ours(says) -> None:
+def test_clean_ignores_manifest_naming_files_outside_folder(says) -> None:
     builds()
     manifest = Path("out/build_manifest.json")
     manifest.write_text(manifest.read_text().replace('"name": "model.onnx"', '"name": "../tiny.onnx"'))
@@ -111,7 +111,7 @@ def test_a_manifest_that_names_files_elsewhere_is_none_of_ours(says) -> None:
     assert Path("tiny.onnx").exists()
 
 
-def test_the_current_folder_stays_when_it_is_the_output_folder(says, monkeypatch) -> None:
+def test_clean_keeps_current_directory(says, monkeypatch) -> None:
     builds()
     cache = str(Path("cache").absolute())
     monkeypatch.chdir("out")
@@ -119,7 +119,7 @@ def test_the_current_folder_stays_when_it_is_the_output_folder(says, monkeypatch
     assert names(".") == set()
 
 
-def test_cleaning_that_was_stopped_half_way_goes_on_where_it_was(monkeypatch) -> None:
+def test_interrupted_clean_resumes(monkeypatch) -> None:
     builds()
     remove, gone = Below.remove, []
 
@@ -141,17 +141,17 @@ def test_cleaning_that_was_stopped_half_way_goes_on_where_it_was(monkeypatch) ->
     store.close()
 
 
-def test_there_must_be_something_to_clean(says) -> None:
+def test_clean_without_recipe_or_folder_is_refused(says) -> None:
     assert "Give a recipe with -c, or an output folder with -o." in says(code=2)
 
 
-def test_a_recipe_whose_model_has_gone_can_be_cleaned(says) -> None:
+def test_clean_works_when_input_model_is_missing(says) -> None:
     builds()
     Path("tiny.onnx").unlink()
     assert says("-c", "recipe.yaml").startswith("Removed 4 files")
 
 
-def test_of_what_a_recipes_own_stages_put_beside_it_all_goes_but_edits(folder: Path, says) -> None:
+def test_clean_keeps_edited_outputs_of_command_stages(folder: Path, says) -> None:
     (folder / "copy.py").write_text("import sys, shutil; shutil.copy(*sys.argv[1:])")
     stages = {
         name: {

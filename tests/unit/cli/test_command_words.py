@@ -23,20 +23,20 @@ LINES = (
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_what_was_given_is_typed_so_that_it_means_the_same(line: str) -> None:
+def test_rebuilt_command_line_parses_to_same_parameters(line: str) -> None:
     context = build.command.make_context("build", shlex.split(line))
     again = build.command.make_context("build", shlex.split(shlex.join(given_words(context))))
     assert again.params == context.params
 
 
 @pytest.mark.parametrize("options", [{"multiple": True}, {"multiple": True, "callback": lambda *given: given[2]}])
-def test_every_option_that_may_be_given_again_is_written_as_often(options: dict[str, object]) -> None:
+def test_repeatable_option_is_written_once_per_value(options: dict[str, object]) -> None:
     command = Command("any", params=[click.Option(["--x"], **options)])  # type: ignore[arg-type]
     context = command.make_context("any", ["--x", "1", "--x", "2"])
     assert tuple(given_words(context)) == ("--x", "1", "--x", "2")
 
 
-def test_a_sweep_from_python_is_told_as_the_command_that_builds_the_same() -> None:
+def test_sweep_arguments_become_equivalent_build_command() -> None:
     values = {
         "ep": "qnn",
         "validate": False,
@@ -56,7 +56,7 @@ def test_a_sweep_from_python_is_told_as_the_command_that_builds_the_same() -> No
     assert {name: found[name] for name in (*values, "output_dir")} == {**values, "output_dir": Path("out")}
 
 
-def test_every_argument_of_a_sweep_from_python_is_an_option() -> None:
+def test_every_sweep_override_is_a_build_option() -> None:
     """If it is about what to build."""
     options = {option.name for option in build.command.params}
     assert {*SweepArguments.__annotations__} & _OVERRIDES <= options
@@ -67,7 +67,7 @@ def test_every_argument_of_a_sweep_from_python_is_an_option() -> None:
     [["--filter", "a=b"], ["--shard", "1/2"], ["--retry-failed"], ["--workers", "2"], ["--worker-tag", "npu"]],
     ids=" ".join,
 )
-def test_an_option_that_does_not_fit_is_refused_whether_the_build_is_up_to_date_or_not(
+def test_inapplicable_option_is_refused_even_when_up_to_date(
     options: list[str], monkeypatch: pytest.MonkeyPatch, says
 ) -> None:
     monkeypatch.setattr("winml_dag.file_reading.SETTLED_NS", 0)

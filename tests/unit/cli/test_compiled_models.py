@@ -43,7 +43,7 @@ def models(folder: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("ep", [QNN, OPENVINO])
-def test_a_command_that_would_change_it_names_whose_binary_it_is(command: str, done: str, ep, says) -> None:
+def test_modifying_compiled_model_is_refused_with_its_provider(command: str, done: str, ep, says) -> None:
     before = sorted(Path().iterdir())
     said = says(*command.format(f"{ep.alias}.onnx").split(), code=2)
     sentence = f"{ep.alias}.onnx is a compiled model: its EPContext nodes hold the binary of {ep.name}, which cannot"
@@ -52,7 +52,7 @@ def test_a_command_that_would_change_it_names_whose_binary_it_is(command: str, d
 
 
 @pytest.mark.parametrize("ep", [QNN, OPENVINO])
-def test_a_build_that_leaves_it_as_it_is_is_one_for_its_provider(ep, says) -> None:
+def test_unmodified_compiled_model_builds_for_its_provider(ep, says) -> None:
     says("build", "--onnx", f"{ep.alias}.onnx", "-o", "out", *AS_IT_IS, "--no-validate")
     manifest = json.loads(Path("out/build_manifest.json").read_text(encoding="utf-8"))
     assert (manifest["execution_provider"], manifest["device"]) == (ep.name, "npu")
@@ -60,7 +60,7 @@ def test_a_build_that_leaves_it_as_it_is_is_one_for_its_provider(ep, says) -> No
     assert left_out["quantize"] == left_out["compile"] == f"{ep.alias}.onnx is compiled already"
 
 
-def test_the_recipe_of_such_a_build_is_for_its_provider_and_can_be_built(says) -> None:
+def test_config_of_compiled_model_names_its_provider_and_builds(says) -> None:
     says("config", "--onnx", "qnn.onnx", *AS_IT_IS, "--no-validate", "-o", "recipe.yaml")
     recipe = load_recipe(Path("recipe.yaml")).recipe
     assert (recipe.ep, recipe.device, recipe.quant) == ("qnn", "npu", None)
@@ -80,19 +80,19 @@ def test_the_recipe_of_such_a_build_is_for_its_provider_and_can_be_built(says) -
     ],
 )
 @pytest.mark.parametrize("target", [("--ep", "cpu"), ("--device", "gpu", "--ep", "openvino"), ("--ep", VITISAI.alias)])
-def test_another_provider_is_refused_before_anything_runs(command: str, target: tuple[str, ...], says) -> None:
+def test_compiled_model_for_other_provider_is_refused(command: str, target: tuple[str, ...], says) -> None:
     said = says(*command.split(), *target, code=2)
     assert "qnn.onnx is compiled for QNNExecutionProvider and runs nowhere else. For another provider, give" in said
 
 
-def test_another_device_of_its_provider_is_no_other_provider(says) -> None:
+def test_compiled_model_accepts_other_device_of_its_provider(says) -> None:
     for target in (("--device", "gpu"), ("--device", "auto"), ("--device", "qnn")):
         says("plan", "--onnx", "qnn.onnx", "-o", "out", *AS_IT_IS, "--no-validate", *target)
 
 
 @pytest.mark.parametrize(("model", "named"), [("other.onnx", "'OtherProvider'"), ("nobody.onnx", "none")])
 @pytest.mark.parametrize("command", ["build --onnx {} -o out --no-optimize", "config --onnx {}", "validate {}"])
-def test_a_binary_of_nobody_known_is_refused(command: str, model: str, named: str, says) -> None:
+def test_compiled_model_of_unknown_provider_is_refused(command: str, model: str, named: str, says) -> None:
     said = says(*command.format(model).split(), code=3)
     assert f"{model} is compiled, and its EPContext nodes have to name one known execution provider" in said
     assert f"they name {named}." in said

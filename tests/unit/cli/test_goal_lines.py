@@ -55,6 +55,6 @@ SEARCH = SearchResult("bert/w8a8/npu", "16 bits", 20, {0: False}, 10, tuple(f"no
     ],
     ids=["won", "won on an emulator", "no winner", "in the way", "too early", "searched"],
 )
-def test_a_goal_is_told_in_a_line_and_its_search_in_two(goal: GoalResult, lines: list[str], failed: bool) -> None:
+def test_goal_lines_show_winner_and_search(goal: GoalResult, lines: list[str], failed: bool) -> None:
     assert list(goal_lines(goal)) == lines
     assert goal.failed == failed

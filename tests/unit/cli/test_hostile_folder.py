@@ -63,9 +63,7 @@ COMMANDS = {"build": ("build", "-c", "recipe.yaml", "-o", "out", "-q"), "clean":
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 @pytest.mark.parametrize("name", ["journal.json", "taking-back.json"])
-def test_a_journal_that_came_with_the_folder_is_not_carried_on(
-    home: Path, says, command: tuple[str, ...], name: str
-) -> None:
+def test_planted_journal_is_not_resumed(home: Path, says, command: tuple[str, ...], name: str) -> None:
     journal = json.dumps({"put": ["assets/.bashrc"], "remove": ["assets/deep/letter.txt", "notes.txt"]})
     fill(Path("out"), {"notes.txt": "mine", f".winml-dag-new/{name}": journal})
     fill(Path("out/.winml-dag-new"), {"new/assets/.bashrc": "evil", "old/assets/.bashrc": "evil"})
@@ -77,7 +75,7 @@ def test_a_journal_that_came_with_the_folder_is_not_carried_on(
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-def test_files_behind_a_link_that_a_manifest_lists_stay(home: Path, says, command: tuple[str, ...]) -> None:
+def test_symlinked_manifest_files_are_kept(home: Path, says, command: tuple[str, ...]) -> None:
     files = [entry(f"assets/{name}", home / name) for name in PRECIOUS]
     write_manifest(Path("out"), files=files)
     Path("out/assets").symlink_to(home, target_is_directory=True)
@@ -86,7 +84,7 @@ def test_files_behind_a_link_that_a_manifest_lists_stay(home: Path, says, comman
 
 
 @pytest.mark.parametrize("folder", ["../../home", "../..", "../../home/deep/.."])
-def test_files_of_a_folder_that_a_manifest_names_stay(home: Path, says, folder: str) -> None:
+def test_manifest_folder_outside_output_is_not_cleaned(home: Path, says, folder: str) -> None:
     inner = "home/" if folder == "../.." else ""
     write_manifest(Path("out"), folder=folder, stages=placed(*(entry(inner + name, home / name) for name in PRECIOUS)))
     told = says("clean", "-o", "out", code=2)
@@ -96,7 +94,7 @@ def test_files_of_a_folder_that_a_manifest_names_stay(home: Path, says, folder: 
     assert contents(home) == PRECIOUS
 
 
-def test_files_behind_a_link_that_a_manifest_says_were_put_beside_the_recipe_stay(home: Path, says) -> None:
+def test_symlinked_files_beside_recipe_are_kept(home: Path, says) -> None:
     for command in (("build", "-c", "recipe.yaml", "-q"), ("clean", "-c", "recipe.yaml")):
         entries = [entry(f"assets/{name}", home / name) for name in PRECIOUS]
         write_manifest(Path(".winml-dag/recipe.yaml"), folder="../..", stages=placed(*entries))
@@ -108,7 +106,7 @@ def test_files_behind_a_link_that_a_manifest_says_were_put_beside_the_recipe_sta
 
 @pytest.mark.parametrize("link", [".winml-dag", ".winml-dag/recipe.yaml"])
 @pytest.mark.parametrize("command", ["build", "plan", "clean"])
-def test_a_folder_that_nobody_has_named_is_not_reached_by_a_link(home: Path, says, link: str, command: str) -> None:
+def test_symlinked_state_folder_is_refused(home: Path, says, link: str, command: str) -> None:
     Path(link).parent.mkdir(exist_ok=True)
     Path(link).symlink_to(home, target_is_directory=True)
     assert "is reached by a link" in says(command, "-c", "recipe.yaml", code=2)

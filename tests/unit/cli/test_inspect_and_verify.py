@@ -48,7 +48,7 @@ def out(built: Path, folder: Path) -> Path:
     return Path("out")
 
 
-def test_an_output_folder_tells_its_model_and_where_it_comes_from(out: Path, says, tells) -> None:
+def test_inspect_output_folder_shows_model_and_provenance(out: Path, says, tells) -> None:
     text = says("inspect", "out")
     assert text.startswith(f"{out / 'model.onnx'}: ")
     for words in (
@@ -69,7 +69,7 @@ def test_an_output_folder_tells_its_model_and_where_it_comes_from(out: Path, say
     assert found["errors"] == found["warnings"] == []
 
 
-def test_a_model_that_was_changed_since_its_build_is_told(out: Path, says, tells) -> None:
+def test_inspect_reports_model_changed_since_build(out: Path, says, tells) -> None:
     save_model(out / "optimized.onnx", producer_name="somebody")
     found = tells("inspect", "out/optimized.onnx")
     assert found["provenance"]["matches"] is False
@@ -81,7 +81,7 @@ def test_a_model_that_was_changed_since_its_build_is_told(out: Path, says, tells
     assert "warning: out/build_manifest.json is damaged" in says("inspect", "out").replace("\\", "/")
 
 
-def test_what_is_no_model_is_refused_in_a_sentence(out: Path, says, tells) -> None:
+def test_inspect_refuses_missing_damaged_or_ambiguous_model(out: Path, says, tells) -> None:
     assert "There is nothing to inspect" in says("inspect", code=2)
     assert "does not exist" in says("inspect", "none.onnx", code=3)
     (out / "model.onnx").write_bytes((out / "model.onnx").read_bytes()[:-9])
@@ -94,7 +94,7 @@ def test_what_is_no_model_is_refused_in_a_sentence(out: Path, says, tells) -> No
     assert "several models: a.onnx, b.onnx" in says("inspect", "empty", code=3)
 
 
-def test_missing_binaries_are_told_and_the_rest_too(tmp_path: Path, says, tells) -> None:
+def test_inspect_reports_missing_context_binaries(tmp_path: Path, says, tells) -> None:
     def context(read: str, made: str, binary: str) -> onnx.NodeProto:
         attributes = {"embed_mode": 0, "ep_cache_context": binary}
         return helper.make_node("EPContext", [read], [made], domain="com.microsoft", **attributes)
@@ -114,7 +114,7 @@ def test_missing_binaries_are_told_and_the_rest_too(tmp_path: Path, says, tells)
     assert found["cpu_nodes"] == [{"name": "last", "op_type": "Relu"}]
 
 
-def test_a_folder_as_it_was_built_is_sound(out: Path, says, tells) -> None:
+def test_verify_accepts_unchanged_folder(out: Path, says, tells) -> None:
     (out / "notes.txt").write_text("mine")
     text = says("verify", "out")
     assert f"not of the build: {out / 'notes.txt'}" in text
@@ -124,7 +124,7 @@ def test_a_folder_as_it_was_built_is_sound(out: Path, says, tells) -> None:
     assert found["folders"][0]["extra"] == ["notes.txt"]
 
 
-def test_every_file_that_is_not_as_built_is_named(out: Path, says) -> None:
+def test_verify_lists_every_changed_or_missing_file(out: Path, says) -> None:
     content = bytearray((out / "model.onnx").read_bytes())
     content[-1] ^= 1
     (out / "model.onnx").write_bytes(content)
@@ -141,7 +141,7 @@ def test_every_file_that_is_not_as_built_is_named(out: Path, says) -> None:
 
 
 @pytest.mark.parametrize("found", ["missing", "changed"])
-def test_an_intermediate_that_is_not_as_built_is_told_and_no_fault(out: Path, says, tells, found: str) -> None:
+def test_verify_reports_changed_intermediate_without_failing(out: Path, says, tells, found: str) -> None:
     if found == "missing":
         (out / "optimized.onnx").unlink()
     else:
@@ -158,12 +158,12 @@ def test_an_intermediate_that_is_not_as_built_is_told_and_no_fault(out: Path, sa
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "winml_build_config.json"])
-def test_what_is_shipped_must_be_there(out: Path, name: str, says) -> None:
+def test_verify_fails_when_shipped_file_is_missing(out: Path, name: str, says) -> None:
     (out / name).unlink()
     assert f"missing: {out / name}" in says("verify", "out", code=1)
 
 
-def test_a_folder_that_a_killed_build_left_half_written_is_not_sound(out: Path, says) -> None:
+def test_verify_fails_for_unfinished_build_folder(out: Path, says) -> None:
     (out / ".winml-dag-new").mkdir()
     (out / ".winml-dag-new" / "journal.json").write_text("{}")
     text = says("verify", "out", code=1)
@@ -171,7 +171,7 @@ def test_a_folder_that_a_killed_build_left_half_written_is_not_sound(out: Path, 
     assert "not of the build" not in text
 
 
-def test_one_file_is_checked_alone(out: Path, says) -> None:
+def test_verify_checks_single_file(out: Path, says) -> None:
     (out / "optimized.onnx").write_bytes(b"other")
     assert "1 of 1 file as built" in says("verify", "out/model.onnx")
     assert "changed: " in says("verify", "out/optimized.onnx", code=1)
@@ -194,7 +194,7 @@ def test_one_file_is_checked_alone(out: Path, says) -> None:
         (lambda stage: stage["toolchain"].update(onnxruntime="\udce9"), "another cache_key"),
     ],
 )
-def test_a_manifest_that_was_edited_contradicts_itself(
+def test_verify_detects_inconsistent_edited_manifest(
     out: Path, edit: Callable[[dict[str, Any]], None], words: str, says
 ) -> None:
     path = out / "build_manifest.json"
@@ -215,7 +215,7 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_damage_of_a_manifest_is_never_more_than_a_sentence(out: Path, data: st.DataObject) -> None:
+def test_corrupted_manifest_raises_only_winml_dag_errors(out: Path, data: st.DataObject) -> None:
     path = out / "build_manifest.json"
     whole = path.read_bytes()
     manifest = json.loads(whole)
@@ -231,7 +231,7 @@ def test_damage_of_a_manifest_is_never_more_than_a_sentence(out: Path, data: st.
         path.write_bytes(whole)
 
 
-def test_a_file_whose_entry_was_edited_with_it_is_found(out: Path, says) -> None:
+def test_verify_detects_edited_file_and_manifest_entry(out: Path, says) -> None:
     """Somebody replaces a model and its entry in the list of files, but not the output of finalize."""
     save_model(out / "model.onnx", producer_name="somebody")
     path = out / "build_manifest.json"
@@ -252,19 +252,19 @@ def test_a_file_whose_entry_was_edited_with_it_is_found(out: Path, says) -> None
         ('{"schema_version": 1, "stages": [], "files": [{"name": "../a"}]}', "is damaged: A file in a record"),
     ],
 )
-def test_a_manifest_that_is_none_of_ours_is_refused(out: Path, text: str, words: str, says, tells) -> None:
+def test_verify_refuses_invalid_manifest(out: Path, text: str, words: str, says, tells) -> None:
     (out / "build_manifest.json").write_text(text)
     assert words in says("verify", "out", code=3)
     assert words in tells("verify", "out", code=3)["errors"][0]
 
 
-def test_a_folder_without_a_manifest_is_refused(out: Path, says) -> None:
+def test_verify_refuses_folder_without_manifest(out: Path, says) -> None:
     (out / "build_manifest.json").unlink()
     assert "so its expected contents are unknown" in says("verify", "out", code=3)
     assert "so the expected model.onnx is unknown" in says("verify", "out/model.onnx", code=3)
 
 
-def test_outputs_of_own_stages_are_verified_where_they_lie(tmp_path: Path, says) -> None:
+def test_verify_checks_outputs_of_command_stages(tmp_path: Path, says) -> None:
     (tmp_path / "a.txt").write_text("source")
     recipe = {
         "stages": {"copy": {"command": ["cp", "{inputs.text}", "{outputs.copy}"],
@@ -309,7 +309,7 @@ _EVERYTHING = _everything()
 @settings(max_examples=100, deadline=None)
 @given(flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), max_size=6))
 @example(flips=[(0.5, 1), (0.796875, 67)])  # what names the two files that are missing
-def test_damaged_models_are_described_or_refused_in_a_sentence(
+def test_corrupted_model_is_described_or_refused(
     tmp_path_factory: pytest.TempPathFactory, flips: list[tuple[float, int]]
 ) -> None:
     content = bytearray(_EVERYTHING)
@@ -326,7 +326,7 @@ def test_damaged_models_are_described_or_refused_in_a_sentence(
         assert all(isinstance(text, str) for text in json.loads(json.dumps(described_json(inspected, 5)))["errors"])
 
 
-def test_nodes_without_inputs_and_outputs_are_told_of(tmp_path: Path) -> None:
+def test_inspect_reports_nodes_without_inputs_or_outputs(tmp_path: Path) -> None:
     model = onnx.ModelProto.FromString(_EVERYTHING)
     for node in model.graph.node:
         del node.input[:], node.output[:]
@@ -335,7 +335,7 @@ def test_nodes_without_inputs_and_outputs_are_told_of(tmp_path: Path) -> None:
     assert "No node makes y" in " ".join(described_lines(inspected, 5))
 
 
-def test_what_is_in_a_model_cannot_write_to_the_terminal(tmp_path: Path) -> None:
+def test_inspect_escapes_control_characters(tmp_path: Path) -> None:
     model = onnx.load(save_model(tmp_path / "m.onnx"))
     model.graph.node[0].op_type = "Relu\x1b[2J"
     model.metadata_props.add(key="characters", value="a\nb\u202ec")
@@ -346,7 +346,7 @@ def test_what_is_in_a_model_cannot_write_to_the_terminal(tmp_path: Path) -> None
     assert all(line.isprintable() for line in lines)
 
 
-def test_sizes_beyond_every_machine_are_damage(tmp_path: Path) -> None:
+def test_oversized_tensor_dimensions_are_reported_as_damage(tmp_path: Path) -> None:
     model = onnx.ModelProto.FromString(_EVERYTHING)
     model.graph.initializer[0].dims[:] = [2**62] * 40
     (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
@@ -354,7 +354,7 @@ def test_sizes_beyond_every_machine_are_damage(tmp_path: Path) -> None:
         describe_model(tmp_path / "m.onnx")
 
 
-def test_commands_that_only_look_import_nothing_heavy(built: Path) -> None:
+def test_read_only_commands_import_no_heavy_modules(built: Path) -> None:
     Path("sweep.yaml").write_text(f"{{model: {built.parent / 'tiny.onnx'}, matrix: {{precision: [fp32, w8a8]}}}}")
     recipe = str(built.parent / "recipe.yaml")
     commands = [

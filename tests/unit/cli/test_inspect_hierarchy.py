@@ -37,7 +37,7 @@ def shown(says) -> Callable[[Path], list[str]]:
     return lambda path: says("inspect", path, "--hierarchy").splitlines()
 
 
-def test_layers_that_are_alike_are_shown_once(model: Path, shown) -> None:
+def test_identical_layers_are_collapsed(model: Path, shown) -> None:
     assert shown(model) == [
         f"{model}: 6 of 7 nodes say which module they come from",
         "Net                            6",
@@ -47,20 +47,20 @@ def test_layers_that_are_alike_are_shown_once(model: Path, shown) -> None:
     ]
 
 
-def test_a_layer_that_differs_is_shown_itself(model: Path, shown) -> None:
+def test_differing_layer_prevents_collapsing(model: Path, shown) -> None:
     changed = onnx.load(model)
     changed.graph.node[2].op_type = "Exp"
     onnx.save(changed, model)
     assert [line.split()[0] for line in shown(model.parent) if "Layer" in line] == ["Layer.0", "Layer.1", "Layer.2"]
 
 
-def test_json_has_every_module(model: Path, tells) -> None:
+def test_json_lists_every_module(model: Path, tells) -> None:
     value = tells("inspect", model, "--hierarchy")
     assert (value["nodes"], value["tagged_nodes"]) == (7, 6)
     assert [layer["name"] for layer in value["modules"][0]["children"]] == ["Layer.0", "Layer.1", "Layer.2"]
 
 
-def test_a_compiled_model_is_told_by_what_it_was_made_from(model: Path, shown) -> None:
+def test_compiled_model_shows_hierarchy_of_its_source(model: Path, shown) -> None:
     model.rename(model.with_name("optimized.onnx"))
     context = helper.make_node("EPContext", ["x"], ["y"], domain="com.microsoft", ep_cache_context=b"1", embed_mode=1)
     values = [helper.make_tensor_value_info(name, 1, [1]) for name in "xy"]
@@ -68,7 +68,7 @@ def test_a_compiled_model_is_told_by_what_it_was_made_from(model: Path, shown) -
     assert shown(model.parent)[0].startswith(str(model.with_name("optimized.onnx")))
 
 
-def test_one_of_several_models_has_to_be_named(model: Path, shown, says) -> None:
+def test_ambiguous_model_folder_is_refused(model: Path, shown, says) -> None:
     folder = model.parent
     model.rename(folder / "encoder_model.onnx")
     assert shown(folder)[0].startswith(str(folder / "encoder_model.onnx"))
@@ -76,7 +76,7 @@ def test_one_of_several_models_has_to_be_named(model: Path, shown, says) -> None
     assert "several models: decoder_model" in says("inspect", folder, "-H", code=3)
 
 
-def test_what_tells_of_no_module_is_refused(model: Path, tmp_path: Path, says) -> None:
+def test_file_without_hierarchy_is_refused(model: Path, tmp_path: Path, says) -> None:
     bare = onnx.load(model)
     set_tags(bare, {})
     onnx.save(bare, model)

@@ -39,7 +39,7 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) 
 
 
 @pytest.mark.parametrize("path", COMMANDS)
-def test_every_command_has_panels_exit_codes_and_prints_an_error_as_the_object(
+def test_every_command_documents_exit_codes_and_prints_json_errors(
     path: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert isinstance(COMMANDS[path], Command)
@@ -57,9 +57,7 @@ def test_every_command_has_panels_exit_codes_and_prints_an_error_as_the_object(
         *("build -c no.yaml", "plan -c no.yaml", "cache show 0", "report nowhere", "inspect no.onnx", "verify no"),
     ],
 )
-def test_an_error_of_a_command_is_in_the_object_and_on_stderr(
-    arguments: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_error_is_in_json_and_on_stderr(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
     code = run([*arguments.split(), "-f", "json"])
     told = capsys.readouterr()
     found = json.loads(told.out)
@@ -77,7 +75,7 @@ def test_an_error_of_a_command_is_in_the_object_and_on_stderr(
         (("none", "-f", "json"), "There is no command 'none'"),
     ],
 )
-def test_usage_errors_are_the_object_however_the_format_is_written(
+def test_usage_error_is_json_for_every_spelling_of_format(
     arguments: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(list(arguments)) == 2
@@ -86,7 +84,7 @@ def test_usage_errors_are_the_object_however_the_format_is_written(
     assert sentence in told.err
 
 
-def test_fields_that_scripts_read_without_looking_at_the_exit_code_are_there(
+def test_error_json_keeps_result_list_fields(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert printed(capsys, "build", "--bogus", code=2)["builds"] == []
@@ -96,13 +94,13 @@ def test_fields_that_scripts_read_without_looking_at_the_exit_code_are_there(
 
 
 @pytest.mark.parametrize("arguments", ["catalog", "cache info", "cache list", "cache verify", "eval --schema"])
-def test_a_result_follows_the_same_keys(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_result_json_starts_with_common_keys(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = printed(capsys, *arguments.split())
     assert (found["error"], found["warnings"]) == (None, [])
     assert len(found) > len(HEAD)
 
 
-def test_notes_on_stderr_are_warnings_of_the_object(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stderr_notes_become_json_warnings(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "good.yaml").write_text(
         "stages: {copy: {command: [cp, '{inputs.a}', '{outputs.b}'], inputs: {a: a}, outputs: {b: b}}}", "utf-8"
     )

@@ -46,7 +46,7 @@ def asked(name: str, *arguments: str) -> Request:
 
 
 @pytest.mark.parametrize("name", [*COMMANDS, "validate"])
-def test_options_are_alike_and_those_of_winml_cli_are_there(name: str) -> None:
+def test_stage_commands_share_options_and_those_of_winml_cli(name: str) -> None:
     command = cli.get_command(click.Context(cli), name)
     assert command is not None
     known = {option for parameter in command.params for option in parameter.opts}
@@ -85,11 +85,11 @@ def test_options_are_alike_and_those_of_winml_cli_are_there(name: str) -> None:
         ("quantize -m m.onnx -p int4 -p fp16", "quant", {"rtn_float_type": "float16"}),
     ],
 )  # fmt: skip
-def test_an_option_is_a_field_of_a_section(line: str, section: str, settings: dict[str, Any]) -> None:
+def test_option_sets_section_field(line: str, section: str, settings: dict[str, Any]) -> None:
     assert asked(*line.split()).overrides.section(section) == settings
 
 
-def test_paths_are_relative_to_where_the_user_stands(folder: Path) -> None:
+def test_option_paths_are_relative_to_current_directory(folder: Path) -> None:
     paths = ("-c", "elsewhere/recipe.json", "--calibration-data", "data.npz", "--load-calibration", "ranges.json")
     assert asked("quantize", "-m", "m.onnx", *paths).overrides.section("quant") == {
         "calibration_data": str(folder / "data.npz"),
@@ -97,7 +97,7 @@ def test_paths_are_relative_to_where_the_user_stands(folder: Path) -> None:
     }
 
 
-def test_options_beside_those_of_sections() -> None:
+def test_options_outside_sections_set_overrides() -> None:
     line = "quantize -m m.onnx -p w8a16 --ep qnn -d npu --no-validate -t fill-mask --save-calibration r.json"
     request = asked(*line.split())
     overrides = request.overrides
@@ -106,7 +106,7 @@ def test_options_beside_those_of_sections() -> None:
     assert asked("quantize", "-m", "m.onnx").overrides.validate is None
 
 
-def test_files_of_winml_cli_are_fields_of_export() -> None:
+def test_winml_cli_files_set_export_fields() -> None:
     files = {
         "inputs.json": {"ids": {"dtype": "int32", "shape": [1, "length"]}},
         "axes.json": {"logits": {"0": "batch"}},
@@ -124,7 +124,7 @@ def test_files_of_winml_cli_are_fields_of_export() -> None:
     }
 
 
-def test_options_of_a_compilation_are_fields_of_compile() -> None:
+def test_compile_options_set_compile_fields() -> None:
     request = asked(
         *("compile", "-m", "m.onnx", "--ep-option", "vtcm_mb=4", "--ep-options", "rpc_control_latency=a=b", "--embed"),
         *("--compiler", "qairt", "--qnn-sdk-root", "sdk", "--soc-model", "60", "--htp-arch", "73"),
@@ -143,7 +143,7 @@ def test_options_of_a_compilation_are_fields_of_compile() -> None:
     assert (request.overrides.validate, request.overrides.device) == (False, "qnn")
 
 
-def test_results_lie_beside_the_model_or_where_the_user_says() -> None:
+def test_default_output_is_beside_model() -> None:
     model = ("-m", "in/m.onnx")
     assert asked("optimize", *model).output_file == Path("in/m_opt.onnx")
     assert asked("optimize", *model, "-o", "results").output_file == Path("results/m_opt.onnx")
@@ -156,7 +156,7 @@ def test_results_lie_beside_the_model_or_where_the_user_says() -> None:
     assert (several.output_file, several.also) == (Path("out/m_compiled.onnx"), (Path("b.onnx"),))
 
 
-def test_two_calls_that_ask_otherwise_are_never_taken_for_one() -> None:
+def test_different_calls_have_different_request_words() -> None:
     model = ("-m", "m.onnx")
     calls = [("optimize", *model), ("calibrate", *model), ("compile", *model), ("quantize", *model)]
     calls += [("optimize", *model, "-o", "m_ranges.json"), ("optimize", *model, "--enable", "gelu_fusion")]
@@ -275,11 +275,11 @@ def refused(folder: Path, says) -> Refused:
         ("validate c.onnx --ep openvino", 2, "c.onnx is compiled"),
     ],
 )  # fmt: skip
-def test_mistakes_end_with_a_sentence(refused: Refused, arguments: str, code: int, message: str) -> None:
+def test_invalid_arguments_are_refused_with_message(refused: Refused, arguments: str, code: int, message: str) -> None:
     assert message in refused(*arguments.split(), code=code)
 
 
-def test_a_build_takes_settings_of_sections_as_options(folder: Path) -> None:
+def test_build_accepts_section_options(folder: Path) -> None:
     given = ("--ep-option", "vtcm_mb=4", "--no-embed", "--min-cosine", "0.5", "--input-data", "a.npz", "--no-validate")
     parameters = build_command.make_context("build", ["--onnx", "m.onnx", "-o", "out", *given]).params
     request = request_from(parameters, RemoteOptions())
@@ -290,7 +290,7 @@ def test_a_build_takes_settings_of_sections_as_options(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["validate: {enabled: false}", "compile: {validate: false}"])
-def test_validate_is_wanted_whatever_the_recipe_says(folder: Path, recipe: str, tells) -> None:
+def test_validate_option_overrides_recipe(folder: Path, recipe: str, tells) -> None:
     (folder / "off.yaml").write_text(recipe, encoding="utf-8")
     found = []
     for option in ([], ["--validate"]):

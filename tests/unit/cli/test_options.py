@@ -23,24 +23,24 @@ from winml_dag.report.provenance.document import Document, write_documents
 
 
 @pytest.mark.parametrize("command", ["build --onnx m.onnx -o out.onnx", "perf m -o p.json", "eval m --output e.json"])
-def test_the_name_of_a_file_is_no_folder_for_several_files(command: str, says) -> None:
+def test_file_name_as_output_folder_is_refused(command: str, says) -> None:
     assert f"{command.split()[-1]} is the name of a file. Give a folder." in says(*command.split(), code=2)
 
 
 @pytest.mark.parametrize(
     ("given", "written"), [("a.json", "a.json"), ("lists", "lists/u.json"), ("there.d", "there.d/u.json")]
 )
-def test_a_folder_gets_the_usual_name(given: str, written: str) -> None:
+def test_output_folder_gets_default_file_name(given: str, written: str) -> None:
     Path("there.d").mkdir()
     assert output_file(Path(given), "u.json") == Path(written)
 
 
-def test_the_catalog_is_written_into_a_folder(says) -> None:
+def test_catalog_is_written_into_folder(says) -> None:
     says("catalog", "-o", "lists")
     assert Path("lists/catalog.json").is_file()
 
 
-def test_one_statement_goes_into_a_folder_too() -> None:
+def test_single_statement_is_written_into_folder() -> None:
     Path("there.d").mkdir()
     (path,) = write_documents(Path("there.d"), "slsa", [Document("", "{}\n")], overwrite=False)
     assert path == Path("there.d/build.slsa.json")
@@ -62,12 +62,12 @@ def test_one_statement_goes_into_a_folder_too() -> None:
         (["eval", "--min", "accuracy=most"], "--min: 'most' is not a number"),
     ],
 )
-def test_numbers_that_are_none_or_too_large_are_refused(arguments: list[str], words: str, tells) -> None:
+def test_non_finite_or_oversized_number_is_refused(arguments: list[str], words: str, tells) -> None:
     command, *options = arguments
     assert words in tells(command, "nowhere.onnx", *options, code=2)["errors"][0]
 
 
-def test_what_eval_cannot_do_is_told_before_a_recipe_is_built(tells) -> None:
+def test_eval_checks_task_before_building_recipe(tells) -> None:
     # The model does not exist: any attempt to find it, in order to build it, reports that.
     Path("recipe.yaml").write_text("model: nowhere.onnx\nloader: {task: image-classification}\n", encoding="utf-8")
     assert "no labelled data" in tells("eval", "-c", "recipe.yaml", code=2)["errors"][0]
@@ -82,9 +82,7 @@ def test_what_eval_cannot_do_is_told_before_a_recipe_is_built(tells) -> None:
         (["--submodel", "encodr"], "no component 'encodr'; did you mean 'encoder'"),
     ],
 )
-def test_a_recipe_of_several_components_is_not_built_until_one_of_them_is_named(
-    command: list[str], options: list[str], words: str, tells
-) -> None:
+def test_multi_component_recipe_requires_submodel(command: list[str], options: list[str], words: str, tells) -> None:
     loader = "loader: {model_type: marian, task: translation, random_weights: {}}"
     Path("recipe.yaml").write_text(f"{loader}\noutput_dir: out\n", encoding="utf-8")
     assert words in tells(*command, "-c", "recipe.yaml", *options, code=2)["errors"][0]
@@ -118,7 +116,7 @@ def _options(group: Settings) -> list[click.Option]:
         for name, option in zip(group.fields, _options(group), strict=True)
     ],
 )
-def test_an_option_takes_the_values_of_its_field(section: str, name: str, option: click.Option) -> None:
+def test_option_accepts_values_of_its_field(section: str, name: str, option: click.Option) -> None:
     field = _field(section, name)
     if "enum" in field and isinstance(option.type, click.Choice):
         assert list(option.type.choices) == field["enum"]
@@ -144,7 +142,7 @@ def written(folder: Path, name: str, value: object) -> Path:
     return path
 
 
-def test_a_file_for_one_field_wins_over_the_whole_section_and_an_option_over_both(tmp_path: Path) -> None:
+def test_field_file_overrides_section_file_and_option_overrides_both(tmp_path: Path) -> None:
     whole = written(tmp_path, "whole", {"batch_size": 3, "opset_version": 18, "shape_config": {"height": 8}})
     sizes = written(tmp_path, "sizes", {"width": 16})
     words = ["--export-config", str(whole), "--shape-config", str(sizes), "--batch-size", "4"]
@@ -164,7 +162,7 @@ def test_a_file_for_one_field_wins_over_the_whole_section_and_an_option_over_bot
         ("--export-config", '{"opset": 17}', 2, "opset"),
     ],
 )
-def test_what_is_wrong_in_a_file_is_told(
+def test_invalid_option_file_is_refused(
     folder: Path, command: str, option: str, text: str, code: int, said: str, says
 ) -> None:
     recipe, file = written(folder, "recipe", {"loader": LOADER}), folder / "given.json"
@@ -175,7 +173,7 @@ def test_what_is_wrong_in_a_file_is_told(
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
 @given(sizes=st.dictionaries(st.sampled_from(get_args(InputDimension)), st.integers(1, 4096)))
-def test_every_dimension_reaches_export_and_the_batch_is_its_own_field(sizes: dict[str, int]) -> None:
+def test_shape_config_dimensions_reach_export(sizes: dict[str, int]) -> None:
     overrides = Overrides(settings={"export": {"shape_config": sizes}}, random_weights=True)
     context = ResolveContext(Recipe.model_validate({"loader": LOADER}), None, overrides, Path()).with_settings()
     fields = export_config(context, "fill-mask", "bert").export
@@ -183,6 +181,6 @@ def test_every_dimension_reaches_export_and_the_batch_is_its_own_field(sizes: di
     assert {**(fields.shape_config or {}), "batch_size": fields.batch_size} == {"batch_size": 1, **sizes}
 
 
-def test_options_of_an_export_are_refused_for_a_model_that_is_onnx_already(says) -> None:
+def test_export_options_are_refused_for_onnx_model(says) -> None:
     axes = '{"x": {"0": "batch"}}'
     assert "is ONNX already" in says("plan", "--onnx", "model.onnx", "--dynamic-axes", axes, code=2)

@@ -13,7 +13,7 @@ from winml_dag.cli import COMMANDS, plain, run
 
 
 @given(st.text(st.characters(max_codepoint=0x206F), max_size=40))
-def test_nothing_that_a_terminal_obeys_is_left_and_json_says_the_same(text: str) -> None:
+def test_plain_removes_control_characters_and_preserves_json(text: str) -> None:
     found = plain(text)
     assert not [
         char for char in found.replace("\r\n", "\n") if unicodedata.category(char) == "Cc" and char not in "\t\n"
@@ -21,7 +21,7 @@ def test_nothing_that_a_terminal_obeys_is_left_and_json_says_the_same(text: str)
     assert json.loads(plain(json.dumps({"a": text}, ensure_ascii=False))) == {"a": text}
 
 
-def test_plain_text_stays_as_it_is() -> None:
+def test_plain_text_is_unchanged() -> None:
     text = "Über\tdie Brücke\r\n\U0001f309 → ok\n"
     assert plain(text) == text
 
@@ -33,7 +33,9 @@ SUFFICE = ("sys", "catalog", "worker")
 @pytest.mark.parametrize(
     "arguments", [["cache"], ["cache", "remote"], *([name] for name in COMMANDS if name not in SUFFICE)]
 )
-def test_a_command_alone_ends_in_words(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_without_arguments_exits_with_usage_or_error(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(arguments) in (2, 3)
     told = capsys.readouterr()
     assert "sage: winml-dag" in told.err or "error: " in told.err

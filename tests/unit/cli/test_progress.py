@@ -44,7 +44,7 @@ def ended(node: Node, status: Status = Status.RAN, progress: Progress | None = N
         (Progress(5, 4, "samples", 2.0), "5/4 samples, 2.0/s", "5/4 samples, 2.0/s"),
     ],
 )
-def test_how_far_a_stage_is_in_words(told: Progress, running: str, end: str) -> None:
+def test_progress_is_formatted_as_text(told: Progress, running: str, end: str) -> None:
     assert under_way(told) == running
     assert counted(told) == end
 
@@ -53,7 +53,7 @@ def lines_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
-def test_a_log_gets_a_line_of_a_long_stage_once_in_a_while(capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_gets_periodic_progress_of_long_stage(capsys: pytest.CaptureFixture[str]) -> None:
     told: list[Progress | None] = [None]
     lines = Lines(to_stderr=False, every_seconds=1000.0)
     lines.started(CALIBRATE, WHY, 12.34, lambda: told[-1])
@@ -76,7 +76,7 @@ def test_a_log_gets_a_line_of_a_long_stage_once_in_a_while(capsys: pytest.Captur
     lines.stop()
 
 
-def test_a_stage_that_fails_says_how_far_it_came(capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_stage_line_includes_progress(capsys: pytest.CaptureFixture[str]) -> None:
     lines = Lines(to_stderr=False)
     lines.finished(ended(CALIBRATE, Status.FAILED, HALF_WAY, "Its process ended with signal SIGKILL."))
     lines.finished(ended(EXPORT, Status.FAILED, None, "It is too large."))
@@ -101,7 +101,7 @@ class Heard(io.StringIO):
         return written
 
 
-def test_lines_come_by_themselves_while_a_stage_runs_and_stop_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_lines_are_periodic_and_stop_with_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Heard("64/512")
     monkeypatch.setattr(sys, "stderr", stream)
     lines = Lines(to_stderr=True, every_seconds=0.01)
@@ -111,7 +111,7 @@ def test_lines_come_by_themselves_while_a_stage_runs_and_stop_with_it(monkeypatc
     assert "progress" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_an_interrupt_while_the_lines_begin_does_not_become_another_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_at_progress_start_propagates(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(_: threading.Thread) -> None:
         raise KeyboardInterrupt
 
@@ -122,7 +122,7 @@ def test_an_interrupt_while_the_lines_begin_does_not_become_another_error(monkey
     lines.stop()
 
 
-def test_a_reader_who_has_gone_away_ends_only_the_lines_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_output_ends_periodic_lines_only(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Heard("running")
     monkeypatch.setattr(sys, "stdout", stream)
     lines = Lines(to_stderr=False, every_seconds=0.01)
@@ -152,7 +152,7 @@ def table_of(few: bool = True, width: int = 100) -> tuple[LiveTable, Callable[[]
     return table, drawn
 
 
-def test_the_table_has_a_bar_with_count_rate_and_time_left_below_the_reason() -> None:
+def test_table_shows_progress_bar_below_reason() -> None:
     table, drawn = table_of()
     table.started(CALIBRATE, WHY, 100.0, lambda: HALF_WAY)
     table.started(EXPORT, WHY, None, nothing)
@@ -165,7 +165,7 @@ def test_the_table_has_a_bar_with_count_rate_and_time_left_below_the_reason() ->
     assert other.startswith("export     running")
 
 
-def test_the_table_draws_what_was_told_since_it_was_drawn_last() -> None:
+def test_table_redraws_latest_progress() -> None:
     told = [Progress(1, None, "steps")]
     table, drawn = table_of()
     table.started(CALIBRATE, WHY, None, lambda: told[-1])
@@ -174,7 +174,7 @@ def test_the_table_draws_what_was_told_since_it_was_drawn_last() -> None:
 
 
 @pytest.mark.parametrize("status", [Status.RAN, Status.FAILED])
-def test_the_table_keeps_how_far_a_stage_came(status: Status) -> None:
+def test_table_keeps_progress_of_finished_stage(status: Status) -> None:
     table, drawn = table_of()
     table.started(CALIBRATE, WHY, None, nothing)
     table.finished(ended(CALIBRATE, status, HALF_WAY, "It broke."))
@@ -183,7 +183,7 @@ def test_the_table_keeps_how_far_a_stage_came(status: Status) -> None:
     assert told.strip() == "64/512 samples, 5.2/s"
 
 
-def test_a_narrow_terminal_cuts_neither_count_nor_rate() -> None:
+def test_narrow_terminal_shows_full_count_and_rate() -> None:
     table, drawn = table_of(width=60)
     table.started(CALIBRATE, WHY, 100.0, lambda: HALF_WAY)
     text = " ".join(" ".join(drawn()).split())
@@ -191,7 +191,7 @@ def test_a_narrow_terminal_cuts_neither_count_nor_rate() -> None:
     assert "5.2/s" in text
 
 
-def test_a_narrow_terminal_breaks_no_word() -> None:
+def test_narrow_terminal_breaks_no_word() -> None:
     table, drawn = table_of(width=44)
     why = Reason("changed", f"weights {'f' * 60}")
     table.started(Node("decoder/quantize", CALIBRATE.stage, {}, {}), why, None, nothing)

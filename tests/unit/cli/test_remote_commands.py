@@ -62,7 +62,7 @@ def make_stages_new(folder: Path) -> None:
         (folder / name).unlink()
 
 
-def test_a_build_and_its_cache_say_what_went_between_here_and_the_remote(folder: Path, says, tells) -> None:
+def test_build_and_cache_info_report_remote_transfers(folder: Path, says, tells) -> None:
     moved = "2 records, 2 blobs (39.5 KiB)"
     said = says(*build("a", "--remote", shared(folder), "--remote-mode", "read-write"))
     assert f"remote: {moved} put\n" in said
@@ -86,7 +86,7 @@ def test_a_build_and_its_cache_say_what_went_between_here_and_the_remote(folder:
 
 @pytest.mark.parametrize("trouble", ["nothing listens", "it never answers"])
 @pytest.mark.usefixtures("impatient")
-def test_a_remote_that_is_dead_costs_a_build_nothing_but_a_sentence(trouble: str, server, says, tells) -> None:
+def test_unresponsive_remote_is_noted_once_and_ignored(trouble: str, server, says, tells) -> None:
     server.switch_on(Fault.SILENT)
     url = server.url if trouble == "it never answers" else CLOSED
     said = says(*build("a", "--remote", url, "--remote-mode", "read-write"))
@@ -96,7 +96,7 @@ def test_a_remote_that_is_dead_costs_a_build_nothing_but_a_sentence(trouble: str
     assert tells("cache", "info", "--cache-dir", "a")["remote"]["left_alone"] == 1
 
 
-def test_what_is_not_believed_is_said_aloud(folder: Path, server, says) -> None:
+def test_rejected_remote_record_is_reported(folder: Path, server, says) -> None:
     says(*build("a", "--remote", server.url, "--remote-mode", "read-write"))
     for path in server.content:
         if "/ac/" in path:
@@ -116,7 +116,7 @@ def test_what_is_not_believed_is_said_aloud(folder: Path, server, says) -> None:
         (["--remote-mode", "reed"], {}, "'reed' is not one of 'read', 'read-write', 'off'"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_before_anything_runs(
+def test_invalid_remote_options_are_refused(
     arguments: list[str], variables: dict[str, str], told: str, says, monkeypatch
 ) -> None:
     for name, value in variables.items():
@@ -130,7 +130,7 @@ def test_what_cannot_be_meant_is_refused_before_anything_runs(
     [("plan -c recipe.yaml", f"team:{SECRET}"), ("plan -c recipe.yaml", ""), ("cache remote check", f"team:{SECRET}")],
 )
 @pytest.mark.usefixtures("impatient")
-def test_no_error_shows_a_password(address: str, keys: str, command: str, capsys, monkeypatch) -> None:
+def test_errors_never_show_password(address: str, keys: str, command: str, capsys, monkeypatch) -> None:
     monkeypatch.setenv("WINML_DAG_REMOTE_KEYS", keys)
     url = address.replace("cache", CLOSED.partition("//")[2])
     run([*command.split(), "--remote", url, "--format", "json"])
@@ -140,13 +140,13 @@ def test_no_error_shows_a_password(address: str, keys: str, command: str, capsys
     assert "Traceback" not in said.err
 
 
-def test_an_extra_that_is_not_installed_is_named(says, monkeypatch) -> None:
+def test_missing_remote_extra_is_named(says, monkeypatch) -> None:
     monkeypatch.setattr("winml_dag.store.remote.settings.find_spec", lambda _: None)
     assert "pip install winml_dag[remote]" in says(*build("a", "--remote", "https://cache"), code=2)
 
 
 class TestPushAndPull:
-    def test_what_was_kept_here_can_be_given_to_others(self, folder: Path, says, tells) -> None:
+    def test_push_uploads_local_results(self, folder: Path, says, tells) -> None:
         says(*build("a", "--remote", shared(folder)))
         push = ("cache", "push", "--cache-dir", "a", "--remote", shared(folder))
         assert "Give --remote-mode read-write" in says(*push, "--all", code=2)
@@ -163,7 +163,7 @@ class TestPushAndPull:
         make_stages_new(folder)
         assert "(0 stages run)" in says(*build("b", "--remote", shared(folder)))
 
-    def test_a_recipe_says_what_is_pushed_and_pulled(self, folder: Path, says, tells) -> None:
+    def test_push_and_pull_of_recipe_transfer_its_records(self, folder: Path, says, tells) -> None:
         says(*build("a", "--remote", shared(folder)))
         (folder / "seed.txt").write_text("other")
         says(*build("a", "--remote", shared(folder)))
@@ -177,7 +177,7 @@ class TestPushAndPull:
         assert "(0 stages run)" in says(*build("b", "--remote", shared(folder), "--remote-mode", "off"))
         assert (folder / "more.txt").read_text() == "other" * 10_000
 
-    def test_what_came_from_one_remote_can_be_given_to_another(self, folder: Path, says, tells) -> None:
+    def test_results_pulled_from_one_remote_can_be_pushed_to_another(self, folder: Path, says, tells) -> None:
         """Also without the logs of stages, which are not fetched by a build that fetches its outputs."""
         (folder / "making.py").write_text(f"{MAKING}; print('made')")
         says(*build("a", "--remote", shared(folder), "--remote-mode", "read-write"))
@@ -187,14 +187,14 @@ class TestPushAndPull:
         assert tells("cache", "push", "--all", *other)["remote"]["records_put"] == 2
 
     @pytest.mark.usefixtures("impatient")
-    def test_what_could_not_be_had_ends_with_1(self, says, tells) -> None:
+    def test_failed_pull_exits_1(self, says, tells) -> None:
         pull = ("cache", "pull", "-c", "recipe.yaml", "--cache-dir", "a", "--remote", CLOSED)
         pulled = tells(*pull, code=1)
         assert (pulled["records"], pulled["to_run"]) == (0, 2)
         assert "ignored" in says(*pull, code=1)
 
     @pytest.mark.parametrize("fault", [Fault.FORBIDDEN, Fault.FULL])
-    def test_what_could_not_be_put_ends_with_1(self, fault: Fault, server, says, tells) -> None:
+    def test_failed_push_exits_1(self, fault: Fault, server, says, tells) -> None:
         says(*build("a", "--remote", server.url, "--remote-mode", "off"))
         server.switch_on(fault, method="PUT")
         push = ["cache", "push", "--all", "--cache-dir", "a", "--remote", server.url, "--remote-mode", "read-write"]
@@ -212,13 +212,11 @@ class TestPushAndPull:
             (["pull", "-c", "recipe.yaml"], "There is no remote. Name one with --remote"),
         ],
     )
-    def test_what_is_not_said_is_asked_for(self, arguments: list[str], told: str, says) -> None:
+    def test_push_and_pull_require_selection(self, arguments: list[str], told: str, says) -> None:
         assert told in says("cache", *arguments, "--cache-dir", "a", code=2)
 
 
-def test_a_cache_that_was_used_alone_is_left_as_it_is_and_another_begun_in_it(
-    folder: Path, says, tells, monkeypatch
-) -> None:
+def test_remote_uses_separate_cache_folder(folder: Path, says, tells, monkeypatch) -> None:
     says(*build("a"))
     says("cache", "gc", "--limit", "1GiB", "--cache-dir", "a")
     writable = ["--remote", shared(folder), "--remote-mode", "read-write"]
@@ -237,7 +235,7 @@ CHECK = ("cache", "remote", "check", "--remote")
 
 
 class TestCheck:
-    def test_all_is_well(self, server, says) -> None:
+    def test_check_passes_for_working_remote(self, server, says) -> None:
         says(*CHECK, server.url.replace("//", "//me:secret@"))
         assert server.count("PUT") == 0, "only what may be written gets a probe"
         assert "\n  off\n" in says(*CHECK, server.url, "--remote-mode", "off")
@@ -266,7 +264,7 @@ class TestCheck:
             (Fault.WRONG_BYTES, "GET", "cas", "write", "comes back changed"),
         ],
     )
-    def test_what_is_wrong_says_what_to_do(
+    def test_check_reports_fault_with_advice(
         self, fault: Fault, method: str, below: str, what: str, told: str, server, says
     ) -> None:
         server.switch_on(fault, method=method, below=below)
@@ -274,7 +272,7 @@ class TestCheck:
         assert f"FAILS  {what}: " in said
         assert told in said
 
-    def test_a_remote_that_is_not_there(self, folder: Path, says, tells, monkeypatch) -> None:
+    def test_check_fails_for_missing_remote(self, folder: Path, says, tells, monkeypatch) -> None:
         """Reads of a folder that does not exist find nothing, as in an empty remote: only this reveals the typo."""
         said = says(*CHECK, shared(folder), code=1)
         assert f"FAILS  reach: there is no folder {folder / 'shared'}. Look at the address" in said
@@ -287,14 +285,14 @@ class TestCheck:
         assert "There is no remote to check." in says("cache", "remote", "check", code=2)
 
 
-def test_no_command_that_is_written_down_has_a_password(folder: Path, says) -> None:
+def test_printed_commands_omit_password(folder: Path, says) -> None:
     (folder / "sweep.yaml").write_text("{model: model.onnx, matrix: {precision: [fp32, fp16]}}")
     said = says("plan", "-c", "sweep.yaml", "--matrix", "--remote", "https://me:secret@cache/path")
     assert "--remote https://cache/path --filter fp32" in said
     assert "secret" not in said
 
 
-def test_a_key_can_be_signed_with_at_once(folder: Path, says, tells, monkeypatch) -> None:
+def test_generated_key_can_sign(folder: Path, says, tells, monkeypatch) -> None:
     monkeypatch.delenv("WINML_DAG_REMOTE_KEYS")
     says("cache", "remote", "key", "main-2026", "-o", "keys")
     monkeypatch.setenv("WINML_DAG_REMOTE_KEYS_FILE", "keys")
@@ -305,7 +303,7 @@ def test_a_key_can_be_signed_with_at_once(folder: Path, says, tells, monkeypatch
     assert first != second
 
 
-def test_how_far_transfers_are_is_told_now_and_then() -> None:
+def test_transfer_progress_is_reported_periodically() -> None:
     said: list[str] = []
     now = [0.0]
     transfers = Transfers(said.append, lambda: now[0])

@@ -38,7 +38,7 @@ def plan(folder: Path, capsys: pytest.CaptureFixture[str]) -> Any:
     return plan
 
 
-def test_each_cell_has_a_line_and_all_have_one(plan: Any) -> None:
+def test_plan_prints_line_per_cell_and_totals(plan: Any) -> None:
     code, out, err = plan()
     *cells, counted, kinds = out.splitlines()
     assert [re.split(" {2,}", line) for line in cells] == [
@@ -58,20 +58,20 @@ def test_each_cell_has_a_line_and_all_have_one(plan: Any) -> None:
     assert (code, err) == (1, "error: nowhere/w8a8: The model nowhere.onnx does not exist. Check the path.\n")
 
 
-def test_what_several_cells_are_refused_for_is_told_once(plan: Any) -> None:
+def test_error_shared_by_cells_is_printed_once(plan: Any) -> None:
     Path("sweep.yaml").write_text(SWEEP.partition("  exclude")[0], encoding="utf-8")
     code, _, err = plan()
     names = "nowhere/fp32, nowhere/fp16, nowhere/w8a8"
     assert (code, err) == (1, f"error: {names}: The model nowhere.onnx does not exist. Check the path.\n")
 
 
-def test_what_comes_after_building_is_told_of_and_not_counted(plan: Any) -> None:
+def test_measurements_after_builds_are_mentioned_not_counted(plan: Any) -> None:
     Path("sweep.yaml").write_text(f"measure: [perf, eval]\n{SWEEP}", encoding="utf-8")
     _, out, _ = plan("--filter", "one/*")
     assert out.splitlines()[-1] == "Not included is what follows when all are built: perf and eval of each cell."
 
 
-def test_what_is_known_is_cached_and_the_rest_takes_as_long_as_it_did_elsewhere(plan: Any) -> None:
+def test_cached_stages_are_counted_and_the_rest_is_estimated(plan: Any) -> None:
     only_finalize = ("--no-optimize", "--no-analyze", "--no-validate", "-o", "out")
     assert run(["build", "-c", "sweep.yaml", "--filter", "one/fp32", *only_finalize, "--quiet"]) == 0
     _, out, _ = plan("--filter", "one/fp32,two/fp32", *only_finalize)
@@ -84,7 +84,7 @@ def test_what_is_known_is_cached_and_the_rest_takes_as_long_as_it_did_elsewhere(
     assert graph["seconds_left"] > 0
 
 
-def test_json_has_values_and_reasons(plan: Any) -> None:
+def test_plan_json_has_values_and_reasons(plan: Any) -> None:
     code, out, _ = plan("--filter", "model=one,nowhere", "--filter", "precision!=fp16", "-f", "json")
     told = json.loads(out)
     assert code == 1
@@ -100,7 +100,7 @@ def test_json_has_values_and_reasons(plan: Any) -> None:
     assert (told["graph"]["builds"], told["graph"]["by_status"]) == (2, {"ran": told["graph"]["stages"]})
 
 
-def test_where_every_cell_is_refused_each_is_named(plan: Any) -> None:
+def test_all_refused_cells_are_listed(plan: Any) -> None:
     code, out, err = plan("--filter", "model=nowhere")
     assert (code, err) == (3, "error: nowhere/w8a8: The model nowhere.onnx does not exist. Check the path.\n")
     assert [line.partition(":")[0].split() for line in out.splitlines()] == [
@@ -110,14 +110,14 @@ def test_where_every_cell_is_refused_each_is_named(plan: Any) -> None:
     ]
 
 
-def test_an_option_is_refused_that_would_make_cells_of_other_names_alike(plan: Any) -> None:
+def test_option_making_cells_identical_is_refused(plan: Any) -> None:
     code, _, err = plan("--precision", "w8a8")
     assert code == 2
-    assert err.startswith("error: --precision would be one precision for all cells, and the matrix has several: fp16, ")
+    assert err.startswith("error: --precision sets one precision for all cells, and the matrix has several: fp16, ")
     assert plan("--device", "cpu", "--filter", "one/fp32")[0] == 0
 
 
-def test_jobs_of_a_ci_are_all_cells_once_and_are_built_by_their_arguments(plan: Any) -> None:
+def test_ci_matrix_shards_cover_all_cells_once(plan: Any) -> None:
     code, out, _ = plan("--matrix", "--shards", "2", "--device", "cpu", "--filter", "model=one,two", "-o", "out dir")
     jobs = json.loads(out)["include"]
     assert code == 0
@@ -131,7 +131,7 @@ def test_jobs_of_a_ci_are_all_cells_once_and_are_built_by_their_arguments(plan: 
     assert found == ["one/fp32", "one/fp16", "one/w8a8", "two/fp32", "two/fp16", "two/w8a8"]
 
 
-def test_a_job_for_each_cell_has_its_values(plan: Any) -> None:
+def test_ci_matrix_job_has_cell_values(plan: Any) -> None:
     _, out, _ = plan("--matrix", "--filter", "two/*")
     assert json.loads(out)["include"][1] == {
         "name": "two/fp16",
@@ -140,7 +140,7 @@ def test_a_job_for_each_cell_has_its_values(plan: Any) -> None:
     }
 
 
-def test_azure_gets_the_same_jobs_in_its_own_form(plan: Any) -> None:
+def test_azure_matrix_has_same_jobs_as_github(plan: Any) -> None:
     _, of_github, _ = plan("--matrix", "github", "--filter", "two/*")
     code, of_azure, _ = plan("--matrix", "azure", "--filter", "two/*")
     expected = {
@@ -150,13 +150,13 @@ def test_azure_gets_the_same_jobs_in_its_own_form(plan: Any) -> None:
     assert (code, json.loads(of_azure)) == (0, expected)
 
 
-def test_a_job_names_a_recipe_of_the_catalog_as_it_is_called_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ci_matrix_job_keeps_catalog_recipe_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "-c", "catalog:sweeps/small", "--matrix", "--shards", "1"]) == 0
     (job,) = json.loads(capsys.readouterr().out)["include"]
     assert job["arguments"] == "build -c catalog:sweeps/small --shard 1/1"
 
 
-def test_a_shard_without_cells_has_nothing_to_do(plan: Any) -> None:
+def test_empty_shard_has_nothing_to_build(plan: Any) -> None:
     code, out, err = plan("--filter", "one/fp16", "--shard", "1/2")
     assert (code, "Nothing to build" in out, err) == (0, True, "")
 
@@ -171,12 +171,12 @@ def test_a_shard_without_cells_has_nothing_to_do(plan: Any) -> None:
     ],
     ids=["shard", "filter", "shards alone", "shard of shards"],
 )
-def test_what_cannot_be_meant_is_refused(words: tuple[str, ...], message: str, plan: Any) -> None:
+def test_invalid_sweep_options_are_refused(words: tuple[str, ...], message: str, plan: Any) -> None:
     code, out, err = plan(*words)
     assert (code, out, message in err) == (2, "", True)
 
 
-def test_one_recipe_has_no_cells(plan: Any) -> None:
+def test_matrix_of_single_recipe_is_refused(plan: Any) -> None:
     Path("sweep.yaml").write_text("model: one.onnx", encoding="utf-8")
     code, _, err = plan("--matrix")
     assert (code, "this is not one" in err) == (2, True)

@@ -49,7 +49,7 @@ def lines_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
-def test_a_log_gets_each_failure_once_and_now_and_then_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_gets_each_failure_once_and_periodic_progress(capsys: pytest.CaptureFixture[str]) -> None:
     lines = SweepLines(to_stderr=False, every_seconds=1000.0)
     lines.phase("building", [*CELLS, "resnet/int4/npu"])
     lines.cell("resnet/int4/npu", CellStatus.REFUSED, "QNN has no int4.")
@@ -78,14 +78,14 @@ def test_a_log_gets_each_failure_once_and_now_and_then_how_far_it_is(capsys: pyt
     ]
 
 
-def test_where_nothing_runs_nothing_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_up_to_date_sweep_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with sweep_progress(quiet=False, to_stderr=False, cells=CELLS) as shown:
         for cell in CELLS:
             shown.cell(cell, CellStatus.UP_TO_DATE)
     assert lines_of(capsys) == []
 
 
-def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_sweep_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with sweep_progress(quiet=True, to_stderr=False, cells=CELLS) as shown:
         shown.started(node(CELLS[0], "export"), WHY, None, nothing)
         shown.finished(ended(node(CELLS[0], "export"), Status.FAILED, "It broke."))
@@ -93,7 +93,7 @@ def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines_of(capsys) == []
 
 
-def test_lines_come_by_themselves_and_stop_with_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweep_progress_lines_are_periodic_and_stop_with_run(capsys: pytest.CaptureFixture[str]) -> None:
     asked = threading.Event()
 
     class Asked(Eta):
@@ -126,7 +126,7 @@ def table_of(width: int) -> tuple[SweepTable, Console, Callable[[], list[str]]]:
 
 
 @pytest.mark.parametrize("width", [80, 140])
-def test_a_table_has_cells_first_then_what_runs_then_what_failed(width: int) -> None:
+def test_table_shows_cells_then_running_then_failed(width: int) -> None:
     table, _, drawn = table_of(width)
     table.phase("building", CELLS)
     table.cell(CELLS[0], CellStatus.BUILT)
@@ -150,7 +150,7 @@ def test_a_table_has_cells_first_then_what_runs_then_what_failed(width: int) -> 
     assert max(map(len, told)) <= width
 
 
-def test_many_stages_and_failures_do_not_flood_a_terminal() -> None:
+def test_many_stages_and_failures_fit_terminal() -> None:
     table, _, drawn = table_of(80)
     names = [f"a-model-with-quite-a-long-name-{number}/w8a16/npu" for number in range(200)]
     table.phase("building", names)
@@ -170,7 +170,7 @@ def test_many_stages_and_failures_do_not_flood_a_terminal() -> None:
 
 
 @pytest.mark.parametrize("finished", [True, False])
-def test_a_table_goes_when_all_has_ended_and_stays_after_an_interrupt(finished: bool) -> None:
+def test_table_is_erased_when_finished_and_kept_on_interrupt(finished: bool) -> None:
     table, console, drawn = table_of(80)
     table.phase("building", CELLS)
     table.started(node(CELLS[0], "export"), WHY, None, nothing)
@@ -181,7 +181,7 @@ def test_a_table_goes_when_all_has_ended_and_stays_after_an_interrupt(finished: 
     assert console.file.getvalue().endswith(erases) is finished
 
 
-def test_the_time_left_counts_measuring_from_the_start(capsys: pytest.CaptureFixture[str]) -> None:
+def test_eta_includes_measuring(capsys: pytest.CaptureFixture[str]) -> None:
     lines = SweepLines(to_stderr=False, every_seconds=1000.0)
     lines.expect([60.0, 120.0])
     lines.phase("building", CELLS)

@@ -61,7 +61,7 @@ def told() -> dict[str, Any]:
     return value
 
 
-def test_the_program_ends_normally_although_the_command_has_the_name_of_a_module(
+def test_sys_command_does_not_shadow_module(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["winml-dag", "sys", "--help"])
@@ -70,7 +70,7 @@ def test_the_program_ends_normally_although_the_command_has_the_name_of_a_module
     assert (ended.value.code, capsys.readouterr().out.split()[:3]) == (0, ["Usage:", "winml-dag", "sys"])
 
 
-def test_versions_and_the_machine_are_told(told: dict[str, Any]) -> None:
+def test_versions_and_machine_are_reported(told: dict[str, Any]) -> None:
     assert told["python"]["version"] == platform.python_version()
     assert told["packages"]["onnxruntime"] == onnxruntime.__version__
     assert told["logical_cores"] >= told["usable_cores"] >= 1
@@ -78,14 +78,14 @@ def test_versions_and_the_machine_are_told(told: dict[str, Any]) -> None:
     assert [each["name"] for each in told["execution_providers"]] == [ep.name for ep in EXECUTION_PROVIDERS]
 
 
-def test_the_cpu_is_asked_and_found(told: dict[str, Any]) -> None:
+def test_cpu_provider_is_available(told: dict[str, Any]) -> None:
     cpu = next(each for each in told["execution_providers"] if each["alias"] == "cpu")
     assert (cpu["available"], cpu["devices"]) == (True, ["cpu"])
     assert cpu["package"]["version"] == onnxruntime.__version__
     assert any(device["type"] == "cpu" and "cpu" in device["execution_providers"] for device in told["devices"])
 
 
-def test_what_is_missing_is_told_with_how_to_get_it(told: dict[str, Any]) -> None:
+def test_missing_provider_is_listed_with_install_hint(told: dict[str, Any]) -> None:
     missing = [each for each in told["execution_providers"] if not each["installed"]]
     assert missing
     for each in missing:
@@ -93,7 +93,7 @@ def test_what_is_missing_is_told_with_how_to_get_it(told: dict[str, Any]) -> Non
         assert each["how_to_get"]
 
 
-def test_qnn_tells_its_sdk_and_that_a_cpu_stands_in_for_its_npu(told: dict[str, Any]) -> None:
+def test_qnn_reports_sdk_and_npu_emulation(told: dict[str, Any]) -> None:
     qnn_package = pytest.importorskip("onnxruntime_qnn")
     qnn = next(each for each in told["execution_providers"] if each["alias"] == "qnn")
     assert qnn["package"] == {"name": "onnxruntime-qnn", "version": qnn_package.__version__}
@@ -102,7 +102,7 @@ def test_qnn_tells_its_sdk_and_that_a_cpu_stands_in_for_its_npu(told: dict[str, 
     assert qnn["emulates_npu"] == ("npu" not in qnn["devices"])
 
 
-def test_a_provider_that_crashes_costs_no_other_its_answer(plugin: Callable[[str], ProviderFound]) -> None:
+def test_crashing_provider_does_not_affect_others(plugin: Callable[[str], ProviderFound]) -> None:
     found = plugin(
         "import faulthandler, sys\n"
         "print('the driver is of another age', file=sys.stderr, flush=True)\n"
@@ -116,15 +116,13 @@ def test_a_provider_that_crashes_costs_no_other_its_answer(plugin: Callable[[str
     assert cpu.is_available
 
 
-def test_a_library_that_does_not_load_is_a_sentence(plugin: Callable[[str], ProviderFound]) -> None:
+def test_unloadable_library_becomes_one_sentence(plugin: Callable[[str], ProviderFound]) -> None:
     found = plugin("def get_library_path():\n    return '/nowhere/libopenvino.so'\n")
     assert found.why_not.startswith("OpenVINOExecutionProvider does not load here: ")
     assert "\n" not in found.why_not
 
 
-def test_a_wrong_configuration_is_a_warning_and_the_rest_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_ep_environment_is_warned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WINML_DAG_EP_ENVIRONMENTS", f"migraphx={tmp_path / 'none'}")
     found = detect_devices([MIGRAPHX, CPU])
     assert f"names {tmp_path / 'none'}, which is not there" in found.problem
@@ -138,7 +136,7 @@ def test_a_wrong_configuration_is_a_warning_and_the_rest_is_told(
         (".venv-openvino-plugin", "onnxruntime-ep-openvino", "onnxruntime"),
     ],
 )
-def test_openvino_is_asked_in_the_environment_that_has_it(
+def test_openvino_is_detected_in_its_environment(
     environment: str, package: str, runtime: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = ROOT / environment
@@ -159,7 +157,7 @@ def test_openvino_is_asked_in_the_environment_that_has_it(
         assert {device.type for device in found.devices} | found.refused.keys() == {"npu", "gpu", "cpu"}
 
 
-def test_lists_are_told_in_every_format(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_are_printed_in_every_format(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     found = detect_devices([QNN, CPU])
     monkeypatch.setattr("winml_dag.pipeline.host.detect_devices", lambda: found)
 

@@ -77,17 +77,17 @@ def built(project: Project) -> Project:
     return project
 
 
-def test_a_first_build_says_so(project: Project) -> None:
+def test_first_build_is_reported_as_never_built(project: Project) -> None:
     assert project.why("optimize.0") == ["never built before"]
     assert project.json("plan")["optimize"]["kind"] == "first build"
 
 
-def test_nothing_to_explain_when_all_is_known(built: Project) -> None:
+def test_nothing_to_explain_when_all_is_cached(built: Project) -> None:
     assert built.says("why") == "Nothing would run: everything is cached.\n"
     assert built.says("why", "quantize").splitlines()[:2] == ["quantize: reused", "  up to date"]
 
 
-def test_a_field_is_named_with_both_values_and_who_waits_names_the_root(built: Project) -> None:
+def test_changed_field_is_named_with_both_values_and_root(built: Project) -> None:
     built.edit_samples()
     assert built.why("calibrate") == ["quant.samples: 10 -> 20"]
     assert built.why("validate") == [
@@ -100,7 +100,7 @@ def test_a_field_is_named_with_both_values_and_who_waits_names_the_root(built: P
     assert (stages["validate"]["names"], stages["validate"]["roots"]) == (["quantize", "calibrate"], ["calibrate"])
 
 
-def test_without_a_stage_every_one_that_would_run_is_explained(built: Project) -> None:
+def test_why_without_stage_explains_every_stage_to_run(built: Project) -> None:
     built.edit(quant={**RECIPE["quant"], "samples": 20}, validate={"min_cosine": 0.5})  # type: ignore[dict-item]
     said = built.says("why")
     heads = [line for line in said.splitlines() if not line.startswith(" ")]
@@ -110,7 +110,7 @@ def test_without_a_stage_every_one_that_would_run_is_explained(built: Project) -
     assert list(built.json("why", "validate")) == ["validate"]
 
 
-def test_a_sample_that_changed_is_named_with_both_digests(built: Project) -> None:
+def test_changed_sample_is_named_with_both_digests(built: Project) -> None:
     save_sample("b")
     (line,) = built.why("calibrate")
     (file,) = built.json("why", "calibrate")["calibrate"]["changes"][0]["files"]
@@ -120,13 +120,13 @@ def test_a_sample_that_changed_is_named_with_both_digests(built: Project) -> Non
     assert line == f"input data: b.npz changed ({old[:17]} -> {new.partition(':')[2][:8]})"
 
 
-def test_a_model_that_changed_is_named_as_its_owner_calls_it(built: Project) -> None:
+def test_changed_model_is_named_by_its_file_name(built: Project) -> None:
     save_model(Path("tiny.onnx"), producer_name="somebody else")
     (line,) = built.why("optimize.0")
     assert line.startswith("input model: tiny.onnx changed (xxh3-128:")
 
 
-def test_samples_that_came_went_or_swapped_are_named_each(built: Project) -> None:
+def test_added_removed_and_swapped_samples_are_listed(built: Project) -> None:
     Path("data/a.npz").rename("data/t")
     Path("data/b.npz").rename("data/a.npz")
     Path("data/t").rename("data/b.npz")
@@ -141,7 +141,7 @@ def test_samples_that_came_went_or_swapped_are_named_each(built: Project) -> Non
     assert planned in [stage["reason"] for stage in manifest["stages"]]
 
 
-def test_data_that_is_new_or_gone_is_said_to_be(built: Project) -> None:
+def test_added_or_removed_input_data_is_reported(built: Project) -> None:
     built.edit(quant={"samples": 10})
     assert "input data is gone" in built.why("calibrate")
     built.builds()
@@ -149,7 +149,7 @@ def test_data_that_is_new_or_gone_is_said_to_be(built: Project) -> None:
     assert "input data is new" in built.why("calibrate")
 
 
-def test_a_package_is_named_with_both_versions(built: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_package_is_named_with_both_versions(built: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = keys.installed_distributions()["onnxruntime"]
     installed = tmp_path / "packages" / "onnxruntime-99.1.dist-info"
     installed.mkdir(parents=True)
@@ -158,7 +158,7 @@ def test_a_package_is_named_with_both_versions(built: Project, tmp_path: Path, m
     assert f"onnxruntime {real} -> 99.1" in built.why("optimize.0")
 
 
-def test_an_output_of_a_stage_is_named_by_its_file_and_when_it_was_given(built: Project) -> None:
+def test_changed_stage_output_is_named_by_file_and_time(built: Project) -> None:
     built.edit_samples()
     built.builds(fails="validate")
     model, ranges, gave, *_ = built.why("validate")
@@ -167,7 +167,7 @@ def test_an_output_of_a_stage_is_named_by_its_file_and_when_it_was_given(built: 
     assert gave.startswith("quantize gave this model when it ran at 20")
 
 
-def test_a_new_folder_names_the_nearest_record_and_what_differs(built: Project) -> None:
+def test_new_folder_is_compared_with_nearest_record(built: Project) -> None:
     built.edit_samples()
     stages = json.loads(Path("out/build_manifest.json").read_text(encoding="utf-8"))["stages"]
     key = next(stage["cache_key"] for stage in stages if stage["name"] == "calibrate")
@@ -180,7 +180,7 @@ def test_a_new_folder_names_the_nearest_record_and_what_differs(built: Project) 
     assert stage["reason"] == f"{head} quant.samples: 10 -> 20"
 
 
-def test_a_nearer_record_of_another_folder_is_mentioned(built: Project) -> None:
+def test_nearer_record_of_other_folder_is_mentioned(built: Project) -> None:
     built.edit_samples()
     built.builds("other")
     save_sample("c")
@@ -191,12 +191,12 @@ def test_a_nearer_record_of_another_folder_is_mentioned(built: Project) -> None:
     assert nearer.partition("): ")[2] == file
 
 
-def test_a_stage_that_is_left_out_says_why(built: Project) -> None:
+def test_skipped_stage_gives_reason(built: Project) -> None:
     assert built.says("why", "export").splitlines() == ["export: skipped", "  the model is ONNX already"]
     assert built.json("why", "export")["export"]["kind"] == "skipped"
 
 
-def test_a_record_of_before_files_were_noted_is_still_compared(built: Project) -> None:
+def test_record_without_file_list_is_still_compared(built: Project) -> None:
     for path in Path("cache/records").rglob("*.json"):
         key = path.parent.name + path.stem
         store = Store(Path("cache"))

@@ -52,7 +52,7 @@ def of(memory: int) -> ResourceRequest:
     return ResourceRequest(memory * MB)
 
 
-def test_what_needs_much_waits_only_for_what_ran_before_it_was_there() -> None:
+def test_large_run_waits_only_for_earlier_runs() -> None:
     """Without a reservation two of the small ones would always run, and it would start after the last of them."""
     small = {f"small {number}": (of(150), 3 + number % 2) for number in range(20)}
     runs = {"first": (of(150), 3), "second": (of(150), 4), "big": (of(200), 5), **small}
@@ -61,14 +61,14 @@ def test_what_needs_much_waits_only_for_what_ran_before_it_was_there() -> None:
     assert not played.together("big")
 
 
-def test_what_fits_beside_the_one_that_waits_goes_on() -> None:
+def test_small_runs_continue_beside_a_waiting_large_run() -> None:
     small = {f"small {number}": (of(20), 2) for number in range(6)}
     played = play(Capacity(2, 300 * MB), {"first": (of(200), 10), "big": (of(250), 10), **small})
     assert played.together("first") == {f"small {number}" for number in range(5)}
     assert played.began["big"] == 10
 
 
-def test_without_a_limit_memory_makes_no_kinds_of_runs() -> None:
+def test_memory_is_ignored_without_a_limit() -> None:
     assert (
         Capacity(2).taken(ResourceRequest(10 * MB))
         == Capacity(2, UNLIMITED).taken(ResourceRequest(20 * MB))
@@ -90,7 +90,7 @@ needs = st.builds(
     st.one_of(st.just(UNLIMITED), st.integers(1, 300 * MB)),
     st.lists(st.tuples(needs, st.integers(1, 9)), max_size=12),
 )
-def test_whatever_is_needed_all_runs_and_never_too_much_at_once(
+def test_every_run_is_admitted_within_capacity(
     places: int, memory: int, wanted: list[tuple[ResourceRequest, int]]
 ) -> None:
     runs = {f"run {number}": each for number, each in enumerate(wanted)}

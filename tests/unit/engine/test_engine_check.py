@@ -27,7 +27,7 @@ JUDGED = (
 )
 
 
-def test_a_refused_result_stops_the_run_and_whoever_asks_for_less_gets_it(bench: Bench) -> None:
+def test_refused_result_stops_the_run_and_is_usable_without_check(bench: Bench) -> None:
     weights = bench.source("weights", "w")
     ran = bench.run(JUDGED, [weights])
     assert ran.calls == ["export", "analyze"], "what has not begun by then is not begun"
@@ -48,14 +48,14 @@ def test_a_refused_result_stops_the_run_and_whoever_asks_for_less_gets_it(bench:
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_what_does_not_read_it_goes_on_when_asked_to(bench: Bench, jobs: int) -> None:
+def test_independent_stages_continue_with_keep_going(bench: Bench, jobs: int) -> None:
     ran = bench.run(JUDGED, [bench.source("weights", "w")], keep_going=True, jobs=jobs)
     assert ran.of(Status.RAN) == ["export", "quantize"]
     assert ran.of(Status.SKIPPED) == ["report"]
     assert ran.reason("report") == "needs analyze, which did not finish"
 
 
-def test_a_result_that_does_is_a_result_like_any_other(bench: Bench) -> None:
+def test_accepted_result_is_reused_like_any_other(bench: Bench) -> None:
     line = (replace(node("export", "weights"), check=CHECK), node("quantize", "export.out"))
     weights = bench.source("weights", "w")
     assert bench.run(line, [weights]).calls == ["export", "quantize"]

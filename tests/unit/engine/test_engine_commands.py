@@ -31,7 +31,7 @@ def project(tmp_path: Path) -> Project:
     return project
 
 
-def test_what_a_reader_needs_is_put_back_before_it_reads_it(project: Project) -> None:
+def test_edited_output_is_restored_before_a_reader_runs(project: Project) -> None:
     clean = {"clean": "build/notes.txt"}
     project.command("tidy", "sh", "-c", "sort -r {inputs.text} > {outputs.clean}", inputs=NOTES, outputs=clean)
     assert project.build().put == {"build/notes.txt"}
@@ -45,7 +45,7 @@ def test_what_a_reader_needs_is_put_back_before_it_reads_it(project: Project) ->
     assert built.put == {"build/notes.txt", "build/copy.txt"}
 
 
-def test_inputs_are_seen_by_their_relative_paths_and_folders_as_folders(project: Project) -> None:
+def test_inputs_have_relative_paths_and_folders_are_folders(project: Project) -> None:
     project.write("data/a/1.txt", "1")
     project.write("data/2.txt", "2")
     project.command(
@@ -60,7 +60,7 @@ def test_inputs_are_seen_by_their_relative_paths_and_folders_as_folders(project:
     assert project.read("told.txt") == f"raw/notes.txt data 12 {project.folder}\n"
 
 
-def test_a_file_outside_of_the_folder_is_seen_by_its_whole_path(project: Project, tmp_path: Path) -> None:
+def test_external_file_input_has_its_absolute_path(project: Project, tmp_path: Path) -> None:
     outside = tmp_path / "elsewhere.txt"
     outside.write_text("far")
     for access in (FileAccess.FREE, FileAccess.SANDBOX):
@@ -75,7 +75,7 @@ def test_a_file_outside_of_the_folder_is_seen_by_its_whole_path(project: Project
         assert project.read("told.txt") == f"{outside} far {access}\n"
 
 
-def test_a_declared_folder_is_there_and_all_in_it_is_the_output(project: Project) -> None:
+def test_folder_output_is_created_and_includes_all_its_files(project: Project) -> None:
     project.command(
         "split", "sh", "-c", "for n in 1 2; do echo $n > {outputs.parts}/$n; done", outputs={"parts": "build/parts/"}
     )
@@ -87,7 +87,7 @@ def test_a_declared_folder_is_there_and_all_in_it_is_the_output(project: Project
     assert project.read("build/parts/2") == "2\n"
 
 
-def test_only_a_minimum_of_the_environment_reaches_a_command(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_gets_minimal_environment(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "of the user")
     monkeypatch.setenv("LC_ALL", "tr_TR.UTF-8")
     for name in ("USER", "LOGNAME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"):
@@ -109,9 +109,7 @@ def test_only_a_minimum_of_the_environment_reaches_a_command(project: Project, m
     assert told["TMPDIR"].startswith(str(project.cache / "scratch"))
 
 
-def test_a_command_that_may_lack_a_library_path_is_told_how_to_have_one(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_possibly_missing_library_path_gives_env_advice(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", "/nowhere")
     project.command("lost", "sh", "-c", "no-such-program > {outputs.o}", outputs={"o": "o.txt"})
     project.command("has", "sh", "-c", "exit 127", outputs={"o": "p.txt"}, environment={"LD_LIBRARY_PATH": "/lib"})
@@ -120,7 +118,7 @@ def test_a_command_that_may_lack_a_library_path_is_told_how_to_have_one(
     assert "declare it under env" not in results["has"].advice
 
 
-def test_a_command_has_an_empty_input_and_a_log_and_temporary_files_of_its_own(project: Project) -> None:
+def test_command_has_empty_stdin_and_own_log_and_temp_folder(project: Project) -> None:
     script = 'cat; echo said; echo wrong >&2; echo x > "$TMPDIR/left"; : > {outputs.o}'
     project.command("loud", "sh", "-c", script, outputs={"o": "1.txt"})
     script = 'ls -A "$TMPDIR" | wc -l > {outputs.o}'
@@ -136,7 +134,7 @@ def test_a_command_has_an_empty_input_and_a_log_and_temporary_files_of_its_own(p
     assert int(project.read("2.txt")) == 0
 
 
-def test_a_program_of_the_project_is_found_from_its_folder_and_one_that_may_not_run_is_named(project: Project) -> None:
+def test_project_program_is_found_and_unusable_program_is_named(project: Project) -> None:
     project.write("tools/tool.sh", "#!/bin/sh\necho done > $1\n").chmod(0o755)
     project.write("tool.sh", "echo")
     project.command("found", "tools/tool.sh", "{outputs.o}", outputs={"o": "o.txt"})
@@ -161,7 +159,7 @@ def test_a_program_of_the_project_is_found_from_its_folder_and_one_that_may_not_
         ("ln -s /etc/passwd {outputs.o}", "build/o.txt in output 'o' is a link."),
     ],
 )
-def test_what_goes_wrong_is_said_and_nothing_is_kept(project: Project, script: str, error: str) -> None:
+def test_failed_command_is_reported_and_nothing_is_stored(project: Project, script: str, error: str) -> None:
     project.command("stage", "sh", "-c", script, outputs={"o": "build/o.txt"})
     built = project.build()
     result = built.results["stage"]
@@ -177,7 +175,7 @@ def test_what_goes_wrong_is_said_and_nothing_is_kept(project: Project, script: s
     assert built.put == frozenset()
 
 
-def test_children_that_a_command_leaves_are_ended_with_it(project: Project) -> None:
+def test_child_processes_are_killed_with_their_command(project: Project) -> None:
     project.command("stage", "sh", "-c", "sleep 3600 & echo $! > {outputs.o}", outputs={"o": "o.txt"})
     assert project.build().ran == ["stage"]
     assert has_ended(int(project.read("o.txt")))
@@ -192,7 +190,7 @@ def has_ended(pid: int) -> bool:
     return False
 
 
-def test_two_stages_of_one_key_run_once(project: Project) -> None:
+def test_stages_with_equal_keys_run_once(project: Project) -> None:
     for name in ("one", "two", "three"):
         project.command(name, "sh", "-c", "echo x >> ledger; echo x > {outputs.o}", outputs={"o": "o.txt"})
     for rebuild in (False, True):
@@ -202,14 +200,14 @@ def test_two_stages_of_one_key_run_once(project: Project) -> None:
         assert project.read("ledger") == "x\n"
 
 
-def test_a_folder_in_the_way_of_an_output_is_named_and_stays(project: Project) -> None:
+def test_folder_in_place_of_output_is_named_and_kept(project: Project) -> None:
     project.write("build/o.txt/mine.txt", "mine")
     project.command("stage", "sh", "-c", "echo x > {outputs.o}", outputs={"o": "build/o.txt"})
     assert "is a folder" in project.build().error("stage")
     assert project.read("build/o.txt/mine.txt") == "mine"
 
 
-def test_a_function_gets_its_paths_and_its_config_and_what_goes_wrong_in_it_is_told_apart(project: Project) -> None:
+def test_function_gets_paths_and_config_and_its_errors_are_distinguished(project: Project) -> None:
     project.write("tools/__init__.py", "")
     project.write("tools/helper.py", "def shorten(text, most): return text[:most]\n")
     project.write(
@@ -239,7 +237,7 @@ def test_a_function_gets_its_paths_and_its_config_and_what_goes_wrong_in_it_is_t
     assert not list(project.folder.rglob("__pycache__"))
 
 
-def test_a_function_whose_folder_is_gone_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_function_in_deleted_folder_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "project"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -248,7 +246,7 @@ def test_a_function_whose_folder_is_gone_says_so(tmp_path: Path, monkeypatch: py
         call({"run": "steps:make"}, Workspace({}, {}))
 
 
-def test_braces_that_are_no_placeholder_stay_and_doubled_ones_are_halved() -> None:
+def test_unknown_braces_are_kept_and_doubled_ones_unescaped() -> None:
     names = {"inputs": {"a": "A"}, "outputs": {"b": "B"}, "config": {"n": "3"}}
     assert fill("awk '{print $1}' {inputs.a} > {outputs.b} # {config.n}", names) == "awk '{print $1}' A > B # 3"
     assert fill("{{inputs.a}} ${HOME} {inputs.other} {}", names) == "{inputs.a} ${HOME} {inputs.other} {}"
@@ -266,7 +264,7 @@ project.build()
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere only the group of a command is ended")
 @pytest.mark.parametrize("start", ["sleep 3600 &", "setsid sleep 3600 &", "nohup sleep 3600 &"])
-def test_no_command_outlives_an_engine_that_is_killed(project: Project, tmp_path: Path, start: str) -> None:
+def test_commands_are_killed_with_their_engine(project: Project, tmp_path: Path, start: str) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     engine = subprocess.Popen(

@@ -24,11 +24,11 @@ class Config:
     options: Mapping[str, int] = field(default_factory=dict)
 
 
-def test_defaults_are_written_out_so_that_they_are_hashed() -> None:
+def test_defaults_are_written_and_thus_hashed() -> None:
     assert config_json(Config(3)) == {"samples": 3, "inner": {"bits": 8}, "names": [], "options": {}}
 
 
-def test_what_is_left_out_takes_its_default() -> None:
+def test_missing_fields_take_their_defaults() -> None:
     assert read_config(Config, {"samples": 3, "names": [{"bits": 4}]}) == Config(3, names=(Inner(4),))
 
 
@@ -41,11 +41,11 @@ def test_what_is_left_out_takes_its_default() -> None:
         ([1], "Config needs an object"),
     ],
 )
-def test_json_that_is_not_the_config_is_refused_by_name(value: Any, complaint: str) -> None:
+def test_invalid_config_json_is_refused_by_name(value: Any, complaint: str) -> None:
     with pytest.raises(TypeError, match=complaint):
         read_config(Config, value)
 
 
-def test_what_json_does_not_have_is_refused() -> None:
+def test_non_json_value_is_refused() -> None:
     with pytest.raises(TypeError, match="is not JSON"):
         config_json(Config(samples={1}))  # type: ignore[arg-type]

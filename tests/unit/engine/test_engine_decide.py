@@ -56,9 +56,7 @@ def decision(store: NotedStore, made: KeyInputs = MADE, **how: bool) -> Reuse | 
     return decide(store.latest(["here"]).get("here"), made, store, **how)
 
 
-def test_a_result_is_found_that_another_build_made_and_is_up_to_date_under_its_own_name(
-    store: NotedStore, keep: Keep
-) -> None:
+def test_result_of_other_build_is_found_and_own_is_up_to_date(store: NotedStore, keep: Keep) -> None:
     first = decision(store)
     assert isinstance(first, Run)
     assert first.estimate_seconds is None
@@ -78,7 +76,7 @@ def test_a_result_is_found_that_another_build_made_and_is_up_to_date_under_its_o
     assert other.estimate_seconds == 12.5, "what the last run under this name took"
 
 
-def test_options_that_come_and_go_are_named_one_by_one(store: NotedStore, keep: Keep) -> None:
+def test_added_and_removed_options_are_named_individually(store: NotedStore, keep: Keep) -> None:
     none, some = ({"compile": {"provider_options": options}} for options in ({}, {"soc_model": "60"}))
     keep(replace(MADE, config=none))
     assert run_reason(store, replace(MADE, config=some)) == "compile.provider_options.soc_model: not set -> 60"
@@ -104,22 +102,20 @@ def test_options_that_come_and_go_are_named_one_by_one(store: NotedStore, keep: 
         ({"stage": "requantize"}, "stage quantize -> requantize"),
     ],
 )
-def test_each_key_input_that_changed_is_named_as_in_the_recipe(
+def test_changed_key_inputs_are_named_as_in_recipe(
     store: NotedStore, keep: Keep, change: dict[str, object], reason: str
 ) -> None:
     keep()
     assert run_reason(store, replace(MADE, **change)) == reason  # type: ignore[arg-type]
 
 
-def test_a_lost_blob_is_named(store: NotedStore, keep: Keep) -> None:
+def test_lost_blob_is_named(store: NotedStore, keep: Keep) -> None:
     (file,) = keep().files()
     store.lose(file)
     assert run_reason(store, MADE) == "missing or damaged in the cache: quantized.onnx"
 
 
-def test_a_key_made_in_another_way_is_said_to_be(
-    store: NotedStore, keep: Keep, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_key_format_is_reported(store: NotedStore, keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
     keep()
     monkeypatch.setattr("winml_dag.engine.keys.KEY_FORMAT", 2)
     assert run_reason(store, MADE) == "its key is computed differently now"

@@ -67,7 +67,7 @@ def told(old: Artifact, new: Artifact) -> list[str]:
         ),
     ],
 )
-def test_each_file_that_differs_is_named_with_what_became_of_it(
+def test_changed_files_are_listed_by_kind_of_change(
     old: Mapping[str, str], new: Mapping[str, str], said: list[str]
 ) -> None:
     digests = ["", *(digest_bytes(text, "xxh3-128").partition(":")[2][:8] for text in (b"1", b"2", b"3"))]
@@ -78,7 +78,7 @@ texts = st.dictionaries(st.sampled_from("abcdef"), st.sampled_from("123"), max_s
 
 
 @given(old=texts, new=texts)
-def test_what_is_told_of_files_turns_the_old_into_the_new(old: dict[str, str], new: dict[str, str]) -> None:
+def test_file_changes_transform_old_files_into_new(old: dict[str, str], new: dict[str, str]) -> None:
     after = {file.name: file.digest for file in files(**old).files}
     told_files = file_changes(files(**old), files(**new))
     for change in told_files:
@@ -103,7 +103,7 @@ def test_what_is_told_of_files_turns_the_old_into_the_new(old: dict[str, str], n
         (f"xxh3-128:{'0' * 32}", f"sha256:{'0' * 64}", "xxh3-128:00000000 -> sha256:00000000"),
     ],
 )
-def test_digests_are_shown_so_that_they_differ(old: str, new: str, said: str) -> None:
+def test_digests_are_shortened_but_stay_distinguishable(old: str, new: str, said: str) -> None:
     one, other = (Artifact((FileEntry("a", digest, 1),)) for digest in (old, new))
     assert told(one, other) == [f"a changed ({said})"]
 
@@ -116,7 +116,7 @@ values = st.recursive(
 
 
 @given(old=st.dictionaries(st.sampled_from("ab"), values), new=st.dictionaries(st.sampled_from("ab"), values))
-def test_every_difference_that_a_key_sees_is_named_and_no_other(old: dict[str, JsonValue], new: JsonValue) -> None:
+def test_field_changes_match_key_differences(old: dict[str, JsonValue], new: JsonValue) -> None:
     changes = list(field_changes(old, new))
     assert bool(changes) == (canonical_json(old) != canonical_json(new))
     for change in changes:
@@ -140,7 +140,7 @@ def test_every_difference_that_a_key_sees_is_named_and_no_other(old: dict[str, J
         ("x" * 100, "x" * 101, f"a: …{'x' * 20} -> …{'x' * 21}"),
     ],
 )
-def test_values_are_shown_so_that_they_differ(old: JsonValue, new: JsonValue, said: str) -> None:
+def test_shown_values_are_distinguishable(old: JsonValue, new: JsonValue, said: str) -> None:
     assert [str(change) for change in field_changes({"a": old}, {"a": new})] == [said]
 
 
@@ -158,7 +158,7 @@ NODES: list[JsonValue] = [f"/encoder/layer.{number}/MatMul" for number in range(
         ([*NODES, NODES[0]], "/encoder/layer.0/MatMul added"),
     ],
 )
-def test_of_a_long_list_only_what_came_and_went_is_shown_and_json_has_it_whole(new: list[JsonValue], said: str) -> None:
+def test_long_lists_show_only_added_and_removed_items(new: list[JsonValue], said: str) -> None:
     (change,) = field_changes({"quant": {"nodes": NODES}}, {"quant": {"nodes": new}})
     assert str(change) == f"quant.nodes: {said}"
     assert change.to_json() == {"kind": "config", "name": "quant.nodes", "old": NODES, "new": new}
@@ -167,7 +167,7 @@ def test_of_a_long_list_only_what_came_and_went_is_shown_and_json_has_it_whole(n
 OLD = KeyInputs("compile", 1, {"a": 1}, {}, {"qnn library libQnnHtp.so": "xxh3-128:" + "0" * 32, "numpy": "2.0"})
 
 
-def test_tools_are_named_with_versions_and_libraries_with_the_beginning_of_their_digests() -> None:
+def test_toolchain_changes_show_versions_and_short_digests() -> None:
     new = replace(OLD, version=2, toolchain={"qnn library libQnnHtp.so": "xxh3-128:" + "f" * 32})
     changes = changes_between(Record("k", "c", OLD, {}), new, Inputs())
     assert summed_up(changes) == (
@@ -177,13 +177,13 @@ def test_tools_are_named_with_versions_and_libraries_with_the_beginning_of_their
     assert changes[2].to_json()["new"] == "xxh3-128:" + "f" * 32
 
 
-def test_many_changes_are_counted_in_text_and_all_in_json() -> None:
+def test_many_changes_are_counted_in_summary() -> None:
     changes = list(field_changes({}, {f"optim{number:02}": True for number in range(40)}))
     assert summed_up(changes).endswith("; optim05: not set -> true; and 34 more changes")
     assert summed_up(changes[:7]).endswith("; optim05: not set -> true; and 1 more change")
 
 
-def test_many_files_are_counted() -> None:
+def test_many_file_changes_are_counted() -> None:
     old, new = files(), files(**{f"s{number:02}": "x" for number in range(40)})
     change = Change("input", "data", old.digest, new.digest, file_changes(old, new))
     assert str(change) == "input data: s00.npz added, s01.npz added, s02.npz added and 37 more"
@@ -194,7 +194,7 @@ def test_many_files_are_counted() -> None:
     ]
 
 
-def test_a_file_is_called_as_the_user_calls_it(tmp_path: Path) -> None:
+def test_source_files_are_shown_by_user_name(tmp_path: Path) -> None:
     old, new = files(data="1", rest="2"), files(data="2", rest="1")
     own = [SourceFile("data.npz", tmp_path / "mine.npz"), SourceFile("rest.npz", tmp_path / "deep" / "rest.npz")]
     seen = Inputs({"data": new}, {"data": Source("data", "kind", tuple(own))})
@@ -215,7 +215,7 @@ def test_a_file_is_called_as_the_user_calls_it(tmp_path: Path) -> None:
     ],
     ids=["not noted", "malformed", "unsafe name", "of another artifact"],
 )
-def test_files_that_were_not_noted_soundly_are_not_spoken_of(noted: Mapping[str, JsonValue]) -> None:
+def test_unsound_recorded_files_are_not_compared(noted: Mapping[str, JsonValue]) -> None:
     old, new = files(a="1"), files(a="2")
     made = KeyInputs("calibrate", 1, {}, {"data": old.digest}, {})
     record = Record(cache_key(made), "c", made, {}, input_files=noted)
@@ -263,7 +263,7 @@ def config(**changes: object) -> JsonObject:
     return {"quant": {"samples": 20, "method": "minmax", "seed": None, **changes}}  # type: ignore[dict-item]
 
 
-def test_the_one_with_the_fewest_differences_is_named_with_all_of_them(store: Store, keep: Keep) -> None:
+def test_nearest_record_has_fewest_differences_and_lists_them(store: Store, keep: Keep) -> None:
     keep(stage="calibrate")
     assert nearest(store) is None
     keep(model=OTHER, toolchain={"onnxruntime": "1.0", "onnx": "1", "numpy": "1"})
@@ -275,7 +275,7 @@ def test_the_one_with_the_fewest_differences_is_named_with_all_of_them(store: St
     )
 
 
-def test_of_two_as_near_the_one_with_the_same_inputs_is_taken_and_then_the_newer(store: Store, keep: Keep) -> None:
+def test_nearest_record_ties_prefer_same_inputs_then_newest(store: Store, keep: Keep) -> None:
     keep("2030-01-01", config=config(samples=11))
     same = keep("2030-01-02", config=config(samples=10))
     keep("2030-01-01", config=config(samples=12))
@@ -285,7 +285,7 @@ def test_of_two_as_near_the_one_with_the_same_inputs_is_taken_and_then_the_newer
     assert found.cache_key == same.cache_key
 
 
-def test_it_has_to_be_nearer_than_the_last_build_here(store: Store, keep: Keep) -> None:
+def test_nearest_record_must_be_nearer_than_last_build(store: Store, keep: Keep) -> None:
     last = keep(config=config(samples=10))
     keep(config=config(samples=11))
     assert nearest(store, last) is None
@@ -293,7 +293,7 @@ def test_it_has_to_be_nearer_than_the_last_build_here(store: Store, keep: Keep) 
     assert nearest(store, far) is not None
 
 
-def test_what_differs_in_more_than_it_shares_is_not_near(store: Store, keep: Keep) -> None:
+def test_record_with_more_differences_than_matches_is_not_near(store: Store, keep: Keep) -> None:
     keep(model=OTHER, config=config(samples=10, method="entropy"))
     assert nearest(store) is not None
     other = {"quant": {"mode": "fp16"}}
@@ -302,13 +302,13 @@ def test_what_differs_in_more_than_it_shares_is_not_near(store: Store, keep: Kee
     assert NearRecords(store).nearest(goal, Inputs({"model": MODEL}), None) is None
 
 
-def test_an_equal_record_under_another_key_is_none(store: Store, keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_record_under_another_key_is_not_near(store: Store, keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("winml_dag.engine.keys.KEY_FORMAT", 0)
     keep()
     assert nearest(store) is None
 
 
-def test_only_the_newest_records_of_the_stage_are_looked_at(store: Store, keep: Keep) -> None:
+def test_only_newest_records_of_the_stage_are_searched(store: Store, keep: Keep) -> None:
     keep("2029-01-01", config=config(seed=1))
     for number in range(MOST_RECORDS):
         keep(config=config(samples=number + 100, method="entropy"))
@@ -324,7 +324,7 @@ fields = st.fixed_dictionaries({name: st.integers(0, 2) for name in "abc"})
 
 @settings(max_examples=40)
 @given(wanted=fields, records=st.lists(fields, unique_by=lambda made: tuple(made.values()), max_size=6))
-def test_no_record_differs_in_fewer_ways_than_the_nearest(wanted: JsonObject, records: list[JsonObject]) -> None:
+def test_no_record_has_fewer_differences_than_the_nearest(wanted: JsonObject, records: list[JsonObject]) -> None:
     store = NotedStore()
     goal = replace(WANTED, config=wanted)
     others = [replace(WANTED, config=made) for made in records if made != wanted]

@@ -39,7 +39,7 @@ def read_besides(project: Project, text: str, *, inputs: dict[str, str] | None =
 
 
 @needs_strace
-def test_files_are_named_whatever_their_names(project: Project) -> None:
+def test_undeclared_reads_are_named_with_special_characters(project: Project) -> None:
     names = ("my file.txt", "a,b.csv", "r#1.txt", "a=b.txt", "v1[2].txt", "@args.txt", "größe>1.txt", 'a"b\\c.txt')
     paths = sorted(f"data{number}/{name}" for number, name in enumerate(names))
     for path in paths:
@@ -49,7 +49,7 @@ def test_files_are_named_whatever_their_names(project: Project) -> None:
 
 @needs_strace
 @pytest.mark.parametrize("call", ["../tools/gen.py", "-m gen"])
-def test_a_script_outside_of_the_project_and_what_it_imports(project: Project, call: str) -> None:
+def test_external_script_and_its_imports_are_named(project: Project, call: str) -> None:
     for name, text in {"gen": "import words; print(words.STOP)", "words": "STOP = 1"}.items():
         project.write(f"../tools/{name}.py", text)
     program = f"PYTHONPATH=../tools {sys.executable} {call}"
@@ -64,7 +64,7 @@ def test_a_script_outside_of_the_project_and_what_it_imports(project: Project, c
 
 
 @needs_strace
-def test_what_is_declared_and_what_the_stage_wrote_itself_is_not_named(project: Project) -> None:
+def test_declared_and_own_files_are_not_named(project: Project) -> None:
     project.write("data/one.txt", "one")
     (project.folder / "link.txt").symlink_to("data/one.txt")
     text = 'cat raw/notes.txt data/one.txt link.txt && date > "$TMPDIR/t" && cat "$TMPDIR/t" && echo > new && cat new'
@@ -72,14 +72,14 @@ def test_what_is_declared_and_what_the_stage_wrote_itself_is_not_named(project: 
 
 
 @needs_strace
-def test_programs_are_not_named_unless_they_are_the_users(project: Project) -> None:
+def test_only_user_programs_are_named(project: Project) -> None:
     tool = project.write("tools/tool", "#!/bin/sh\ntouch -r /etc/passwd nothing; ls -l | sort\n")
     tool.chmod(0o755)
     assert read_besides(project, f"./tools/tool; {sys.executable} -c 'import json, numpy'") == "tools/tool"
 
 
 @needs_strace
-def test_of_many_files_their_number_is_told(project: Project) -> None:
+def test_many_undeclared_files_are_counted(project: Project) -> None:
     for number in range(20):
         project.write(f"data/{number}.txt", "text")
     project.write("other/x.txt", "text")
@@ -87,7 +87,7 @@ def test_of_many_files_their_number_is_told(project: Project) -> None:
 
 
 @needs_strace
-def test_a_function_is_checked_and_its_module_is_declared(project: Project) -> None:
+def test_function_is_checked_and_its_module_is_declared(project: Project) -> None:
     project.write("raw/secret.txt", "secret")
     project.write(
         "steps.py", "def make(inputs, outputs):\n    outputs['o'].write_bytes(open('raw/secret.txt', 'rb').read())\n"
@@ -98,7 +98,7 @@ def test_a_function_is_checked_and_its_module_is_declared(project: Project) -> N
 
 
 @needs_strace
-def test_outputs_of_another_stage_are_declared_and_its_files_beside_them_are_not(project: Project) -> None:
+def test_other_stage_outputs_are_declared_but_leftovers_are_not(project: Project) -> None:
     project.command("make", "sh", "-c", "echo 1 > {outputs.o}; echo 2 > left.txt", outputs={"o": "build/made.txt"})
     project.command("stage", "sh", "-c", "cat {inputs.i} left.txt > {outputs.o}", inputs={"i": "make.o"}, outputs=OUT)
     assert project.build(access=FileAccess.TRACE).error("stage") == "stage read left.txt, and does not declare that."
@@ -106,12 +106,12 @@ def test_outputs_of_another_stage_are_declared_and_its_files_beside_them_are_not
 
 @needs_strace
 @pytest.mark.parametrize(("text", "said"), [("exit 3", "exit code 3"), ("kill -9 $$", "SIGKILL"), ("sleep 60", "1 s")])
-def test_a_stage_that_fails_says_so_as_without_a_check(project: Project, text: str, said: str) -> None:
+def test_failing_stage_reports_its_own_error_when_traced(project: Project, text: str, said: str) -> None:
     project.command("stage", "sh", "-c", text, outputs=OUT, timeout_seconds=1)
     assert said in project.build(access=FileAccess.TRACE).error("stage")
 
 
-def test_without_strace_it_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_strace_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UsageError, match="--check-inputs needs strace"):
         find_tracer()

@@ -69,22 +69,22 @@ def refusal(*nodes: Node, sources: tuple[Source, ...] = (WEIGHTS, Source("weight
         "a node that reads itself",
     ],
 )
-def test_what_is_no_graph_is_refused_with_the_names_of_all_concerned(nodes: list[Node], named: list[str]) -> None:
+def test_invalid_graph_is_refused_with_names_of_culprits(nodes: list[Node], named: list[str]) -> None:
     text = refusal(*nodes)
     assert [name for name in named if name not in text] == []
 
 
-def test_two_sources_of_one_name_are_refused_unless_they_are_the_same() -> None:
+def test_different_sources_of_one_name_are_refused() -> None:
     text = refusal(node("export", "weights"), sources=(WEIGHTS, OTHER_WEIGHTS))
     assert text == "Two sources have the name 'weights'."
     assert list(Graph.of([node("export", "weights")], (WEIGHTS, WEIGHTS)).sources) == ["weights"]
 
 
-def test_an_input_may_be_optional() -> None:
+def test_optional_input_may_be_missing() -> None:
     assert Graph.of([reader(InputSlot(frozenset({TEXT}), required=False))]).nodes[0].id == "optimize"
 
 
-def test_a_cycle_is_refused_along_the_way_of_the_data() -> None:
+def test_cycle_is_reported_in_data_order() -> None:
     text = refusal(node("a", "c.out"), node("b", "a.out"), node("c", "b.out"), node("d", "c.out"))
     path = text.removeprefix("These stages wait for each other: ").removesuffix(".").split(" -> ")
     assert path[0] == path[-1]
@@ -103,7 +103,7 @@ def shuffled_nodes(draw: st.DrawFn) -> list[Node]:
 
 @properties
 @given(shuffled_nodes())
-def test_every_node_comes_after_those_that_it_needs(nodes: list[Node]) -> None:
+def test_every_node_follows_its_dependencies(nodes: list[Node]) -> None:
     graph = Graph.of(nodes)
     place = {found.id: number for number, found in enumerate(graph.nodes)}
     assert len(place) == len(nodes)
@@ -112,7 +112,7 @@ def test_every_node_comes_after_those_that_it_needs(nodes: list[Node]) -> None:
 
 @properties
 @given(shuffled_nodes())
-def test_downstream_is_whatever_a_node_can_reach(nodes: list[Node]) -> None:
+def test_downstream_is_every_reachable_node(nodes: list[Node]) -> None:
     graph = Graph.of(nodes)
     reached: dict[str, set[str]] = {found.id: set() for found in graph.nodes}
     for reader in reversed(graph.nodes):

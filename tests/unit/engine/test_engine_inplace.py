@@ -60,9 +60,7 @@ def put_killed_at(step: int, store: Store, folder: Path, file: FileEntry) -> boo
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a forked process at each of its steps")
-def test_killed_at_any_step_a_folder_that_is_read_has_whole_files_only(
-    store: Store, file: FileEntry, tmp_path: Path
-) -> None:
+def test_killed_output_writes_leave_only_complete_files(store: Store, file: FileEntry, tmp_path: Path) -> None:
     partial = step = 0
     (folder := tmp_path / "project0").mkdir()
     while put_killed_at(step, store, folder, file):
@@ -74,7 +72,7 @@ def test_killed_at_any_step_a_folder_that_is_read_has_whole_files_only(
     assert files_in(folder) == ["made/deep/words"]
 
 
-def test_what_a_killed_process_has_left_goes_when_it_is_old(store: Store, file: FileEntry, tmp_path: Path) -> None:
+def test_old_leftovers_of_killed_processes_are_removed(store: Store, file: FileEntry, tmp_path: Path) -> None:
     kept = tmp_path / "project" / ".winml-dag"
     kept.mkdir(parents=True)
     for name in ("old.partial", "new.partial", "recipe"):
@@ -85,7 +83,7 @@ def test_what_a_killed_process_has_left_goes_when_it_is_old(store: Store, file: 
     assert files_in(kept) == ["new.partial", "recipe"]
 
 
-def test_a_result_that_is_damaged_is_told_by_its_own_name(store: Store, file: FileEntry, tmp_path: Path) -> None:
+def test_damaged_result_is_reported_by_its_own_name(store: Store, file: FileEntry, tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     store.blobs.path(file.digest).unlink()
     with pytest.raises(BlobDamaged) as raised:
@@ -95,9 +93,7 @@ def test_a_result_that_is_damaged_is_told_by_its_own_name(store: Store, file: Fi
 
 @pytest.mark.skipif(os.name == "nt", reason="making a link needs a right on Windows")
 @pytest.mark.parametrize("link", ["made", "made/deep", ".winml-dag"])
-def test_no_file_is_put_behind_a_link_or_gone_to_by_way_of_one(
-    store: Store, file: FileEntry, tmp_path: Path, link: str
-) -> None:
+def test_outputs_are_never_written_through_links(store: Store, file: FileEntry, tmp_path: Path, link: str) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / "project" / link).parent.mkdir(parents=True)
     (tmp_path / "project" / link).symlink_to(tmp_path / "outside", target_is_directory=True)

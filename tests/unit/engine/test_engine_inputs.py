@@ -26,7 +26,7 @@ FOLDERS = [PurePosixPath("/home/me/project"), PureWindowsPath("C:\\Users\\me\\pr
         ("notes.txt", "../notes.txt", False),
     ],
 )
-def test_a_nested_source_lies_in_the_folder(folder: PurePath, name: str, path: str, inside: bool) -> None:
+def test_nested_source_is_inside_the_folder(folder: PurePath, name: str, path: str, inside: bool) -> None:
     place, file = cast(Path, folder), SourceFile(name, cast(Path, folder / path))
     assert _lies_in(place, file) is inside
     assert _source_text(Source(f"./{path}", "file", (file,)), place) == (name if inside else str(folder / path))
@@ -76,7 +76,7 @@ EDITS = {
 
 
 @pytest.mark.parametrize("how", EDITS)
-def test_an_input_that_is_another_one_for_a_while_fails_the_stage(project: Project, how: str) -> None:
+def test_temporarily_changed_input_fails_the_stage(project: Project, how: str) -> None:
     read, script = EDITS[how]
     project.command("stage", "sh", "-c", script, inputs={"text": read}, outputs={"o": "o.txt"})
     error = project.build().error("stage")
@@ -85,7 +85,7 @@ def test_an_input_that_is_another_one_for_a_while_fails_the_stage(project: Proje
     assert Store(project.cache).records.keys() == []
 
 
-def test_what_another_stage_has_made_is_the_same_all_the_time_too(project: Project) -> None:
+def test_temporarily_changed_stage_output_fails_the_reader(project: Project) -> None:
     project.command("make", "sh", "-c", "echo made > {outputs.o}", outputs={"o": "made.txt"})
     script = "cp -p made.txt kept; echo other > made.txt; cat made.txt > {outputs.o}; cp -p kept made.txt"
     project.command("stage", "sh", "-c", script, inputs={"text": "make.o"}, outputs={"o": "o.txt"})
@@ -101,34 +101,34 @@ def test_what_another_stage_has_made_is_the_same_all_the_time_too(project: Proje
         pytest.param("echo new > one/new.txt; cat one/* > {outputs.o}; rm one/new.txt", id="a file that goes again"),
     ],
 )
-def test_what_comes_into_an_input_folder_fails_the_stage(project: Project, drop: str) -> None:
+def test_file_added_to_input_folder_fails_the_stage(project: Project, drop: str) -> None:
     script = f"{drop}; cat one/*.txt > {{outputs.o}}"
     project.command("stage", "sh", "-c", script, inputs={"data": "one/"}, outputs={"o": "o.txt"})
     assert "changed while it was being used, so nothing was stored" in project.build().error("stage")
 
 
-def test_what_came_into_an_input_folder_before_its_stage_ran_fails_it(project: Project) -> None:
+def test_file_added_to_input_folder_before_start_fails_the_stage(project: Project) -> None:
     project.command("first", "sh", "-c", "echo new > one/new.txt; echo > {outputs.o}", outputs={"o": "first.txt"})
     inputs = {"data": "one/", "after": "first.o"}
     project.command("stage", "sh", "-c", "cat one/*.txt > {outputs.o}", inputs=inputs, outputs={"o": "o.txt"})
     assert "one changed while it was being used" in project.build(keep_going=True, jobs=1).error("stage")
 
 
-def test_what_comes_and_goes_beside_an_input_is_no_change_of_it(project: Project) -> None:
+def test_files_added_beside_an_input_are_ignored(project: Project) -> None:
     script = "echo > one/new.txt; cat one/text.txt cur/sub/text.txt > {outputs.o}; rm one/new.txt; echo > new.txt"
     inputs = {"text": "one/text.txt", "linked": "cur/sub/text.txt"}
     project.command("stage", "sh", "-c", script, inputs=inputs, outputs={"o": "o.txt"})
     assert project.build().ran == ["stage"]
 
 
-def test_a_copy_of_its_own_may_lie_in_a_folder_in_which_files_come_and_go(project: Project) -> None:
+def test_sandboxed_folder_copy_ignores_changing_siblings(project: Project) -> None:
     script = "cat one/*.txt > {outputs.o}"
     project.command("stage", "sh", "-c", script, inputs={"data": "one/"}, outputs={"o": "o.txt"})
     assert project.build(access=FileAccess.SANDBOX).ran == ["stage"]
 
 
 @pytest.mark.parametrize("put_back", [False, True])
-def test_a_module_that_is_edited_while_it_runs_fails_its_stage(project: Project, put_back: bool) -> None:
+def test_module_edited_while_running_fails_its_stage(project: Project, put_back: bool) -> None:
     code = (
         "from pathlib import Path\n"
         "def work(inputs, outputs):\n"
@@ -141,7 +141,7 @@ def test_a_module_that_is_edited_while_it_runs_fails_its_stage(project: Project,
     assert "tool.py changed while it was being used" in project.build().error("stage")
 
 
-def test_a_module_that_was_edited_while_its_stage_waited_fails_it(project: Project) -> None:
+def test_module_edited_while_waiting_fails_its_stage(project: Project) -> None:
     project.write("tool.py", "def work(inputs, outputs): open(outputs['o'], 'w').write('old')\n")
     script = "sed s/old/new/ tool.py > kept; mv kept tool.py; echo > {outputs.o}"
     project.command("edit", "sh", "-c", script, outputs={"o": "first.txt"})

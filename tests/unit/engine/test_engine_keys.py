@@ -48,14 +48,14 @@ def turned(value: Any) -> Any:
     return [turned(inner) for inner in value] if isinstance(value, list) else value
 
 
-def test_the_properties_below_cover_every_ingredient() -> None:
+def test_properties_cover_every_key_input() -> None:
     assert made_of.keys() == {field.name for field in fields(KeyInputs)}
 
 
 @pytest.mark.parametrize("name", list(made_of))
 @properties
 @given(data=st.data())
-def test_an_ingredient_that_differs_gives_another_key(name: str, data: st.DataObject) -> None:
+def test_different_key_input_gives_different_key(name: str, data: st.DataObject) -> None:
     made = data.draw(key_inputs)
     other = data.draw(made_of[name].filter(lambda value: exactly(value) != exactly(getattr(made, name))))
     assert cache_key(replace(made, **{name: other})) != cache_key(made)
@@ -63,50 +63,50 @@ def test_an_ingredient_that_differs_gives_another_key(name: str, data: st.DataOb
 
 @properties
 @given(key_inputs)
-def test_the_order_of_names_does_not_matter(made: KeyInputs) -> None:
+def test_mapping_order_does_not_change_the_key(made: KeyInputs) -> None:
     mappings = {name: turned(getattr(made, name)) for name in ("config", "inputs", "toolchain")}
     assert cache_key(replace(made, **mappings)) == cache_key(made)
     assert config_hash(mappings["config"]) == config_hash(made.config)
 
 
-def test_what_one_ingredient_has_is_not_taken_for_anothers() -> None:
+def test_equal_values_in_different_fields_give_different_keys() -> None:
     made = KeyInputs("compile", 1, {}, {"model": "x"}, {})
     assert cache_key(made) != cache_key(replace(made, inputs={}, toolchain={"model": "x"}))
 
 
-def test_a_value_that_json_does_not_have_is_refused() -> None:
+def test_non_json_value_is_refused() -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         config_hash({"min_cosine": float("nan")})
 
 
-def test_neither_a_nodes_name_nor_that_of_its_inputs_is_in_its_key() -> None:
+def test_node_and_input_names_are_not_in_the_key() -> None:
     first = node("optimize.0", "export.out", of="optimize")
     second = node("optimize.1", "analyze.out", of="optimize")
     digests = {"in0": "sha256:00"}
     assert cache_key(key_inputs_of(first, digests)) == cache_key(key_inputs_of(second, digests))
 
 
-def test_a_key_of_this_format_stays_what_it_is() -> None:
+def test_key_format_is_stable() -> None:
     """Raise KEY_FORMAT when this fails, or every existing record is silently lost."""
     made = KeyInputs("quantize", 3, {"quant": {"samples": 10, "bits": 8.0}}, {"model": "sha256:ab"}, {"onnx": "1.23"})
     assert cache_key(made) == "51817f0c05d53ba0660180764d1bf98f2d0ca1a423a1621863ebb3230928c648"
 
 
 @pytest.mark.parametrize("name", ["pytest", "onnxruntime", "PyYAML", "diskcache", "typing_extensions"])
-def test_the_version_is_the_one_that_is_installed(name: str) -> None:
+def test_distribution_version_is_the_installed_one(name: str) -> None:
     assert distribution_version(name) == importlib.metadata.version(name)
 
 
 @pytest.mark.parametrize("spelling", ["onnx-ir", "onnx_ir", "ONNX.IR"])
-def test_a_name_may_be_spelled_in_any_of_its_ways(spelling: str) -> None:
+def test_distribution_name_spelling_is_normalized(spelling: str) -> None:
     assert distribution_version(spelling) == importlib.metadata.version("onnx-ir")
 
 
-def test_what_is_not_installed_is_said_to_be_so_that_installing_it_changes_the_key() -> None:
+def test_missing_package_is_recorded_as_absent() -> None:
     assert versions(["no-such-thing"]) == {"no-such-thing": ABSENT}
 
 
-def test_the_folder_that_imports_would_use_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_folder_on_import_path_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder, version in (("first", "2.0"), ("second", "1.0")):
         (tmp_path / folder / f"wine_label-{version}.dist-info").mkdir(parents=True)
     monkeypatch.setattr(sys, "path", [str(tmp_path / name) for name in ("nowhere", "first", "second")])

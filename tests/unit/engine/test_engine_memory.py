@@ -23,7 +23,7 @@ MB = 10**6
 BUDGET = 300 * MB
 
 
-def test_runs_that_are_too_large_together_never_meet_and_small_ones_run_beside(bench: Bench) -> None:
+def test_oversized_runs_never_overlap_and_small_ones_run_beside(bench: Bench) -> None:
     """A large one ends only when a small one runs in parallel, and fails when it meets the other large one."""
     beside, one_large = threading.Barrier(2), threading.Semaphore(1)
 
@@ -45,7 +45,7 @@ def test_runs_that_are_too_large_together_never_meet_and_small_ones_run_beside(b
     assert {result.error for result in ran.results.values()} == {""}
 
 
-def test_what_a_run_has_shown_counts_for_those_that_wait_already(bench: Bench) -> None:
+def test_measured_memory_applies_to_waiting_runs(bench: Bench) -> None:
     """No sizes are recorded when the first two start; their measured size is too large for two."""
     first_two = threading.Barrier(2)
 
@@ -81,7 +81,7 @@ OPTIMIZE = Node("a", Stage("optimize", 1, "", "", {}, {}, memory=Memory(100, 3.0
 SHARED = Capacity(2, BUDGET)
 
 
-def test_what_a_node_takes_is_what_it_took_else_what_its_stage_did_else_what_is_declared() -> None:
+def test_memory_request_prefers_own_record_then_stage_then_declared() -> None:
     last = record("optimize", 7.0, 5000, 1000)
     found = CostModel(stored(), SHARED)
     assert found.request(OPTIMIZE, last, 1000).memory_bytes == 5500, "and a margin"
@@ -95,9 +95,7 @@ def test_what_a_node_takes_is_what_it_took_else_what_its_stage_did_else_what_is_
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=20), st.integers(1, 20))
-def test_what_a_run_has_shown_is_the_largest_of_those_with_about_as_much_to_read(
-    shown: list[tuple[int, int]], read: int
-) -> None:
+def test_memory_estimate_is_the_largest_peak_of_similar_inputs(shown: list[tuple[int, int]], read: int) -> None:
     """Regardless of what came in between, and how often: *shown* are peaks and input sizes."""
     found = CostModel(stored(), SHARED)
     for place, (peak, size) in enumerate(shown):
@@ -108,7 +106,7 @@ def test_what_a_run_has_shown_is_the_largest_of_those_with_about_as_much_to_read
     assert found.request(OPTIMIZE, None, read).memory_bytes == expected
 
 
-def test_where_memory_does_not_matter_nobody_looks_at_records() -> None:
+def test_records_are_not_read_where_memory_does_not_matter() -> None:
     store = stored(record("optimize", 1.0, 10, 10))
     store.calls.clear()
     for capacity in (Capacity(1, BUDGET), Capacity(2)):
@@ -116,7 +114,7 @@ def test_where_memory_does_not_matter_nobody_looks_at_records() -> None:
     assert not store.calls
 
 
-def test_rounds_that_change_nothing_take_no_time() -> None:
+def test_unchanged_rounds_are_expected_to_take_no_time() -> None:
     """optimize.1 reads flags that analyze rarely changes, and is then reused, with everything downstream."""
     slots = {"model": InputSlot(None), "flags": InputSlot(None)}
     optimize = Stage("optimize", 1, "", "", slots, {"model": TEXT})
@@ -136,7 +134,7 @@ def test_rounds_that_change_nothing_take_no_time() -> None:
     assert sum(work.seconds.values()) == 3 * UNKNOWN_SECONDS
 
 
-def test_a_container_has_as_much_as_the_least_of_the_groups_that_it_is_in(tmp_path: Path) -> None:
+def test_container_limits_include_all_enclosing_groups(tmp_path: Path) -> None:
     own = tmp_path / "cgroup"
     own.write_text("4:memory:/docker/abc\n1:cpu:/\n0::/service\n")
     group = tmp_path / "memory" / "docker" / "abc"
@@ -152,5 +150,5 @@ def test_a_container_has_as_much_as_the_least_of_the_groups_that_it_is_in(tmp_pa
     assert list(container_limits(tmp_path, tmp_path / "absent")) == []
 
 
-def test_what_this_machine_has_is_not_all_given_to_runs() -> None:
+def test_runs_get_only_part_of_physical_memory() -> None:
     assert 0 < memory_for_runs() < physical_memory_bytes()

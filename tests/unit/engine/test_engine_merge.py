@@ -87,7 +87,7 @@ class Parts:
 
 @properties
 @given(drawn=st.lists(graphs(), min_size=1, max_size=3))
-def test_merged_parts_give_what_they_give_alone_and_do_equal_work_once_for_all(
+def test_merged_parts_give_their_own_results_and_equal_work_runs_once(
     drawn: list[Drawn],
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -105,7 +105,7 @@ def test_merged_parts_give_what_they_give_alone_and_do_equal_work_once_for_all(
             assert all(parts.bench.store.latest([name]).get(name) is not None for name in names)
 
 
-def test_nodes_keep_the_label_of_the_first_part_that_has_them(tmp_path: Path) -> None:
+def test_shared_node_keeps_label_of_first_part(tmp_path: Path) -> None:
     shared = ("one", 0, ("weights",))
     drawn = [Drawn(("a", "a"), (shared, ("two", 0, ("n0.out",)))), Drawn(("a", "b"), (shared, ("two", 1, ("n0.out",))))]
     merged = merge(Parts(tmp_path, drawn).parts)
@@ -113,7 +113,7 @@ def test_nodes_keep_the_label_of_the_first_part_that_has_them(tmp_path: Path) ->
     assert merged.readers()["b0/n0"] == [(0, "n0"), (1, "n0")]
 
 
-def test_parts_are_finished_one_after_the_other(tmp_path: Path) -> None:
+def test_parts_are_finished_one_after_another(tmp_path: Path) -> None:
     chains = [
         Drawn(("a", "a"), (("one", salt, ("weights",)), ("two", 0, ("n0.out",)), ("two", 1, ("n1.out",))))
         for salt in (0, 1)

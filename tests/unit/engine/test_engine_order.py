@@ -25,13 +25,13 @@ SWEEP = (
 SECONDS = {"export": 10.0, "calibrate": 5.0, "w8a8": 2.0, "w8a16": 3.0, "other": 1.0}
 
 
-def test_a_chain_is_as_long_as_the_longest_way_to_the_end() -> None:
+def test_chain_length_is_the_longest_path_to_the_end() -> None:
     graph = Graph.of(SWEEP)
     assert chains(graph, SECONDS) == {"export": 18.0, "calibrate": 8.0, "w8a8": 2.0, "w8a16": 3.0, "other": 1.0}
     assert chains(graph, {}) == dict.fromkeys(SECONDS, 0.0)
 
 
-def test_the_critical_path_of_a_run_leaves_out_what_took_no_time() -> None:
+def test_critical_path_skips_stages_without_duration() -> None:
     path = critical_path(Graph.of(SWEEP), {**SECONDS, "calibrate": 0.0})
     assert (path.ids, path.seconds) == (("export", "w8a16"), 13.0)
     assert critical_path(Graph.of(()), {}).ids == ()
@@ -50,7 +50,7 @@ def dispatched(seconds: Mapping[str, float], nodes: tuple[Node, ...], places: in
     return begun
 
 
-def test_cells_are_finished_one_after_the_other_until_a_long_chain_has_to_begin() -> None:
+def test_cells_finish_in_order_until_a_long_chain_must_start() -> None:
     cells = tuple(node(f"cell {number}") for number in range(4))
     seconds = {"cell 0": 1.0, "cell 1": 1.0, "cell 2": 2.0, "cell 3": 10.0}
     assert dispatched(seconds, cells, places=2, left=1000.0) == ["cell 0", "cell 1", "cell 2", "cell 3"]
@@ -58,7 +58,7 @@ def test_cells_are_finished_one_after_the_other_until_a_long_chain_has_to_begin(
     assert dispatched(seconds, cells, places=1, left=14.0)[0] == "cell 0", "in one place no order is faster"
 
 
-def test_what_is_removed_does_not_begin_and_is_waited_for_no_more() -> None:
+def test_removed_run_never_starts_and_blocks_nothing() -> None:
     admission = Admission(Capacity(2, 100))
     dispatch: ReadyQueue[str] = ReadyQueue(admission, {}, {})
     admission.take(ResourceRequest(60))
@@ -71,7 +71,7 @@ def test_what_is_removed_does_not_begin_and_is_waited_for_no_more() -> None:
 
 
 @pytest.mark.parametrize(("jobs", "first"), [(1, "quick 0"), (2, "long")])
-def test_what_took_long_last_time_begins_first_where_that_helps(bench: Bench, jobs: int, first: str) -> None:
+def test_longest_previous_stage_starts_first_if_parallel(bench: Bench, jobs: int, first: str) -> None:
     for name, seconds in {"quick 0": 1.0, "quick 1": 1.0, "long": 60.0}.items():
         made = KeyInputs(name, 0, {}, {}, {})
         key = cache_key(made)
@@ -87,12 +87,12 @@ def left_of(nodes: tuple[Node, ...], seconds: Mapping[str, float], places: int) 
 
 
 @pytest.mark.parametrize(("places", "seconds"), [(1, 21.0), (2, 18.0), (8, 18.0)])
-def test_how_long_a_run_will_take(places: int, seconds: float) -> None:
+def test_time_left_depends_on_number_of_jobs(places: int, seconds: float) -> None:
     assert left_of(SWEEP, SECONDS, places).seconds_left() == seconds
 
 
 @pytest.mark.parametrize(("passed", "left"), [(4.0, 1.0 + 3.0), (400.0, 3.0)])
-def test_what_takes_longer_than_expected_may_end_at_any_moment(passed: float, left: float) -> None:
+def test_overdue_stage_is_expected_to_end_immediately(passed: float, left: float) -> None:
     now = [0.0]
     eta = Eta(Work(Graph.of(SWEEP), SECONDS), Admission(Capacity(2)), clock=lambda: now[0])
     eta.ended("export")
@@ -102,12 +102,12 @@ def test_what_takes_longer_than_expected_may_end_at_any_moment(passed: float, le
     assert eta.seconds_left() == left
 
 
-def test_a_long_line_of_stages_that_take_no_time_is_no_trouble() -> None:
+def test_long_chain_of_instant_stages_is_supported() -> None:
     line = [node("n0")] + [node(f"n{number}", f"n{number - 1}.out") for number in range(1, 3000)]
     assert left_of(tuple(line), {"n0": 1.0, "n2999": 2.0}, 2).seconds_left() == 3.0
 
 
-def test_a_forecast_follows_what_begins_and_ends() -> None:
+def test_estimate_follows_started_and_ended_stages() -> None:
     now = [0.0]
     eta = Eta(Work(Graph.of(SWEEP), SECONDS), Admission(Capacity(2)), clock=lambda: now[0])
     assert (eta.work_left_seconds, eta.seconds_left()) == (21.0, 18.0)
@@ -120,14 +120,14 @@ def test_a_forecast_follows_what_begins_and_ends() -> None:
     assert eta.work_left_seconds == 20.0, "found again after it ran"
 
 
-def test_what_a_failure_keeps_from_running_is_not_waited_for() -> None:
+def test_stages_blocked_by_failure_are_not_estimated() -> None:
     eta = left_of(SWEEP, SECONDS, 1)
     eta.began("export")
     eta.failed("export")
     assert (eta.work_left_seconds, eta.seconds_left()) == (1.0, 1.0)
 
 
-def test_a_forecast_learns_from_stages_that_it_only_guessed_at() -> None:
+def test_estimate_learns_durations_of_unknown_stages() -> None:
     """Durations of export are recorded elsewhere, of compile none: its duration is unknown until one has run."""
     now = [0.0]
     nodes = tuple(node(f"{stage} {number}", of=stage) for stage in ("export", "compile") for number in range(3))

@@ -25,7 +25,7 @@ def explained(
 
 
 @pytest.mark.parametrize("explain", [False, True])
-def test_a_plan_only_reads_and_tells_what_runs_and_why(bench: Bench, explain: bool) -> None:
+def test_plan_only_reads_and_reports_status_with_reasons(bench: Bench, explain: bool) -> None:
     weights = bench.source("weights", "w")
     assert [(result.status, str(result.reason)) for result in bench.plan(LINE, [weights], explain=explain)] == [
         (Status.RAN, "never built before"),
@@ -50,7 +50,7 @@ def test_a_plan_only_reads_and_tells_what_runs_and_why(bench: Bench, explain: bo
     assert {method for method, _ in bench.store.calls} <= {"record", "latest", *(["records_of"] if explain else [])}
 
 
-def test_a_source_that_was_edited_is_named_by_its_file_in_the_plan_and_in_the_run(bench: Bench) -> None:
+def test_edited_source_is_named_by_file_in_plan_and_run(bench: Bench) -> None:
     bench.run(LINE, [bench.source("weights", "old")])
     edited = bench.source("weights", "new")
     reason = explained(bench, LINE, [edited])["export"].reason
@@ -64,7 +64,7 @@ def test_a_source_that_was_edited_is_named_by_its_file_in_the_plan_and_in_the_ru
     assert ran.reason("quantize").startswith("input in0: export-out.txt changed (xxh3-128:")
 
 
-def test_a_stages_own_output_that_came_out_differently_is_named_by_its_file(bench: Bench) -> None:
+def test_changed_stage_output_is_named_by_file(bench: Bench) -> None:
     weights = bench.source("weights", "w")
     bench.run(LINE, [weights])
     # Another build runs export alone, so that the bytes of its output are already recorded.
@@ -75,7 +75,7 @@ def test_a_stages_own_output_that_came_out_differently_is_named_by_its_file(benc
     assert str(found["quantize"].reason).startswith("input in0: export-out.txt changed (xxh3-128:")
 
 
-def test_a_waiting_stage_names_what_it_hangs_on_in_the_end_and_what_differs_already(bench: Bench) -> None:
+def test_waiting_stage_reports_roots_and_known_changes(bench: Bench) -> None:
     weights = bench.source("weights", "w")
     bench.run(LINE, [weights])
     edited = (node("export", "weights", salt=1), LINE[1], node("compile", "quantize.out", salt=2))
@@ -86,7 +86,7 @@ def test_a_waiting_stage_names_what_it_hangs_on_in_the_end_and_what_differs_alre
     assert str(found["compile"].reason) == "depends on the output of quantize; text.salt: 0 -> 2"
 
 
-def test_a_waiting_stage_names_the_inputs_of_its_own_that_changed_already(bench: Bench) -> None:
+def test_waiting_stage_reports_its_changed_inputs(bench: Bench) -> None:
     line = (node("export", "weights"), node("calibrate", "export.out", "data"))
     bench.run(line, [bench.source("weights", "w"), bench.source("data", "old")])
     sources = [bench.source("weights", "other"), bench.source("data", "new")]
@@ -97,7 +97,7 @@ def test_a_waiting_stage_names_the_inputs_of_its_own_that_changed_already(bench:
     assert str(reason) == "depends on the output of export; input in1 is gone"
 
 
-def test_two_roots_are_both_named_and_each_once(bench: Bench) -> None:
+def test_two_roots_are_each_named_once(bench: Bench) -> None:
     nodes = (
         node("left", "weights"),
         node("right", "weights"),
@@ -109,7 +109,7 @@ def test_two_roots_are_both_named_and_each_once(bench: Bench) -> None:
     assert found["end"].reason.roots == ("left", "right")
 
 
-def test_a_first_build_is_said_to_be_one_and_names_what_is_near(bench: Bench) -> None:
+def test_first_build_reports_nearest_record(bench: Bench) -> None:
     weights = bench.source("weights", "w")
     assert str(explained(bench, LINE, [weights])["export"].reason) == "never built before"
     bench.run(LINE, [weights])
@@ -120,7 +120,7 @@ def test_a_first_build_is_said_to_be_one_and_names_what_is_near(bench: Bench) ->
     assert str(reason).endswith(" by tests): text.salt: 0 -> 1")
 
 
-def test_what_another_build_made_that_is_nearer_than_the_last_is_said_beside_the_reason(bench: Bench) -> None:
+def test_nearer_record_of_other_build_is_reported_beside_reason(bench: Bench) -> None:
     weights = bench.source("weights", "w")
     bench.run([node("export", "weights", salt=1, toolchain={"torch": "2.0"})], [weights])
     bench.run([node("export", "weights", salt=2, toolchain={"torch": "2.0"})], [weights], scope="elsewhere")
@@ -132,7 +132,7 @@ def test_what_another_build_made_that_is_nearer_than_the_last_is_said_beside_the
     assert [str(change) for change in reason.nearest.changes] == ["torch 2.0 -> 2.1"]
 
 
-def test_only_explanations_look_for_near_records_and_read_those_of_a_stage_once(bench: Bench) -> None:
+def test_only_explanations_read_near_records_once_per_stage(bench: Bench) -> None:
     weights = bench.source("weights", "w")
     nodes = [node(f"n{number}", "weights", of="same", salt=number) for number in range(20)]
     explained(bench, nodes, [weights])
@@ -158,7 +158,7 @@ def constant_flags(node: Node, workspace: Workspace) -> JsonObject:
     return join(node, workspace)
 
 
-def test_what_reads_such_an_output_is_foreseen_and_says_what_it_stands_on(bench: Bench) -> None:
+def test_likely_unchanged_output_is_assumed_and_reported(bench: Bench) -> None:
     bench.run(line(), [bench.source("weights", "w")], work=constant_flags)
     found = explained(bench, line(salt=1, reader=1))
     assert (found["analyze"].status, str(found["analyze"].reason)) == (Status.RAN, "text.salt: 0 -> 1")
@@ -170,13 +170,13 @@ def test_what_reads_such_an_output_is_foreseen_and_says_what_it_stands_on(bench:
     assert sorted(ran.calls) == ["analyze", "quantize", "report"]
 
 
-def test_nothing_is_assumed_of_what_never_ran_or_is_known(bench: Bench) -> None:
+def test_nothing_is_assumed_of_new_or_known_outputs(bench: Bench) -> None:
     assert explained(bench, line())["optimize"].assumes == ()
     bench.run(line(), [bench.source("weights", "w")], work=constant_flags)
     assert {result.assumes for result in explained(bench, line()).values()} == {()}
 
 
-def test_where_it_never_ran_a_plan_goes_by_what_is_read_in_that_slot(bench: Bench) -> None:
+def test_never_run_stage_is_assumed_to_pass_its_input_through(bench: Bench) -> None:
     """As analyze passes on its input when it finds nothing: what follows is predictable although analyze is not."""
     first = node("optimize", "weights", "flags")
     analyze = replace(node("analyze", "weights", outputs=("result", "flags")), inputs={"flags": "flags"})

@@ -33,7 +33,7 @@ class Clock:
 
 @given(st.lists(st.tuples(st.floats(0, 0.5), st.integers(0, 20)), min_size=1, max_size=60))
 @properties
-def test_no_more_is_written_than_anybody_reads_and_the_last_always(told: list[tuple[float, int]]) -> None:
+def test_progress_writes_are_throttled_and_last_value_is_kept(told: list[tuple[float, int]]) -> None:
     clock = Clock()
     began = clock.now
     with tempfile.TemporaryDirectory() as folder:
@@ -53,7 +53,7 @@ def test_no_more_is_written_than_anybody_reads_and_the_last_always(told: list[tu
 
 
 @pytest.mark.parametrize("second", [(2, 64, "samples"), (40, 128, "samples"), (40, 64, "tensors")])
-def test_a_new_count_has_a_rate_of_its_own(tmp_path: Path, second: tuple[int, int, str]) -> None:
+def test_new_count_has_its_own_rate(tmp_path: Path, second: tuple[int, int, str]) -> None:
     clock = Clock()
     writer = ProgressWriter(tmp_path, clock)
     done, total, unit = second
@@ -64,7 +64,7 @@ def test_a_new_count_has_a_rate_of_its_own(tmp_path: Path, second: tuple[int, in
     assert read_progress(tmp_path) == Progress(done + 6, total, unit, 3.0)
 
 
-def test_the_rate_is_that_of_the_count_and_not_of_what_came_before_it(tmp_path: Path) -> None:
+def test_rate_excludes_time_before_the_count(tmp_path: Path) -> None:
     clock = Clock()
     writer = ProgressWriter(tmp_path, clock)
     clock.now += 100
@@ -75,23 +75,21 @@ def test_the_rate_is_that_of_the_count_and_not_of_what_came_before_it(tmp_path: 
 
 
 @pytest.mark.parametrize("done", [None, "many", float("nan"), float("inf")])
-def test_what_is_no_number_is_not_told_and_is_no_error(tmp_path: Path, done: object) -> None:
+def test_invalid_progress_is_ignored(tmp_path: Path, done: object) -> None:
     writer = ProgressWriter(tmp_path)
     writer(done, None, "samples")  # type: ignore[arg-type]
     writer.flush()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_where_nothing_can_be_written_telling_is_no_error(tmp_path: Path) -> None:
+def test_unwritable_progress_folder_is_ignored(tmp_path: Path) -> None:
     writer = ProgressWriter(tmp_path / "gone")
     writer(1, 2, "samples")
     writer.flush()
     assert writer.last == Progress(1, 2, "samples")
 
 
-def test_a_reader_in_the_way_delays_the_last_but_does_not_lose_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocked_last_write_is_retried_on_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on Windows, where a file cannot be replaced while it is read."""
     replace = Path.replace
     refusals = iter([True, True, False, False])
@@ -111,13 +109,13 @@ def test_a_reader_in_the_way_delays_the_last_but_does_not_lose_it(
 
 @given(st.one_of(st.binary(max_size=80), st.sampled_from([b"[" * 100_000, b'{"done": 1}', b'{"done": Infinity}'])))
 @properties
-def test_whatever_lies_there_reading_is_no_error(content: bytes) -> None:
+def test_invalid_progress_file_is_ignored(content: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / PROGRESS_FILE).write_bytes(content)
         assert read_progress(Path(folder)) is None
 
 
-def test_what_has_no_folder_yet_has_told_nothing(tmp_path: Path) -> None:
+def test_progress_of_job_without_folder_is_none(tmp_path: Path) -> None:
     watch = Watch()
     assert watch.read() is None
     watch.follow(tmp_path)
@@ -145,7 +143,7 @@ def telling(notes: Notes, read: list[Progress | None]) -> Callable[[Node, Worksp
     return work
 
 
-def test_an_observer_can_read_how_far_a_stage_is_and_its_result_tells_the_last(bench: Bench) -> None:
+def test_observer_can_read_progress_and_result_has_the_last(bench: Bench) -> None:
     nodes = [node(name) for name in ("calibrate", "export", "refuse")]
     notes = Notes()
     read: list[Progress | None] = []

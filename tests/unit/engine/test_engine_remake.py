@@ -38,7 +38,7 @@ def writing(node_id: str, texts: list[str]) -> Callable[[Node, Workspace], JsonO
     return work
 
 
-def test_a_lost_intermediate_is_made_again_and_nothing_behind_it(bench: Bench) -> None:
+def test_lost_intermediate_is_rebuilt_without_its_readers(bench: Bench) -> None:
     weights = bench.source("weights", "w")
     first = bench.run(line(), [weights])
     bench.store.lose(first.file("quantize"))
@@ -48,7 +48,7 @@ def test_a_lost_intermediate_is_made_again_and_nothing_behind_it(bench: Bench) -
     assert bench.run(line(), [weights]).calls == []
 
 
-def test_rot_is_found_by_the_stage_that_reads_and_its_maker_runs_first(bench: Bench) -> None:
+def test_corrupt_input_is_detected_on_read_and_rebuilt_first(bench: Bench) -> None:
     weights = bench.source("weights", "w")
     bench.store.rot(bench.run(line(), [weights]).file("quantize"))
     again = bench.run(line(salt=1), [weights])
@@ -58,7 +58,7 @@ def test_rot_is_found_by_the_stage_that_reads_and_its_maker_runs_first(bench: Be
     assert bench.run(line(salt=1), [weights]).calls == []
 
 
-def test_bytes_that_a_source_has_as_well_come_back_from_their_maker(bench: Bench) -> None:
+def test_corrupt_output_equal_to_a_source_is_rebuilt(bench: Bench) -> None:
     weights = bench.source("weights", "w")
 
     def copy(node: Node, workspace: Workspace) -> JsonObject:
@@ -73,7 +73,7 @@ def test_bytes_that_a_source_has_as_well_come_back_from_their_maker(bench: Bench
     assert again.calls == ["copy", "merge"]
 
 
-def test_what_has_failed_is_not_tried_again_when_its_input_is_made_again(bench: Bench) -> None:
+def test_failed_stage_is_not_retried_when_its_input_is_rebuilt(bench: Bench) -> None:
     def nodes(salt: int) -> list[Node]:
         return [
             node("export"),
@@ -126,7 +126,7 @@ class Settled(Notes):
         super().finished(result)
 
 
-def test_many_that_learn_late_of_one_loss_are_no_sign_of_a_broken_disk(tmp_path: Path) -> None:
+def test_late_reports_of_one_loss_do_not_stop_the_run(tmp_path: Path) -> None:
     store = VanishingStore()
     bench = Bench(tmp_path, store)
 
@@ -155,7 +155,7 @@ class RottingStore(NotedStore):
         return record
 
 
-def test_a_disk_that_damages_whatever_is_stored_ends_the_run_with_advice(tmp_path: Path) -> None:
+def test_store_that_damages_everything_ends_the_run_with_advice(tmp_path: Path) -> None:
     bench = Bench(tmp_path, RottingStore("quantize"))
     ran = bench.run(line(), [bench.source("weights", "w")])
     assert ran.of(Status.FAILED) == ["compile"]
@@ -163,7 +163,7 @@ def test_a_disk_that_damages_whatever_is_stored_ends_the_run_with_advice(tmp_pat
     assert "--cache-dir" in ran.results["compile"].advice
 
 
-def test_results_speak_of_one_and_the_same_graph_after_something_was_made_again_differently(bench: Bench) -> None:
+def test_results_are_consistent_after_a_differing_rebuild(bench: Bench) -> None:
     """``early`` runs on the first bytes, then its input is damaged and regenerated as bytes of an earlier run."""
 
     def nodes(salt: int) -> list[Node]:
@@ -185,7 +185,7 @@ def test_results_speak_of_one_and_the_same_graph_after_something_was_made_again_
     assert bench.text(ran.file("late")) == "late0:out(known,early0:out(known))"
 
 
-def test_what_ran_meanwhile_on_bytes_that_were_made_again_is_decided_anew(bench: Bench) -> None:
+def test_stage_running_on_replaced_input_is_decided_again(bench: Bench) -> None:
     """``slow`` has read the first bytes and still runs when they are found damaged and regenerated differently."""
     remade = threading.Event()
     texts = ["first", "second"]
@@ -224,7 +224,7 @@ def test_what_ran_meanwhile_on_bytes_that_were_made_again_is_decided_anew(bench:
     assert again.of(Status.RAN) == ["export", "gate", "quick", "slow"]
 
 
-def test_one_that_waits_for_an_equal_run_is_decided_once_after_what_both_read_was_made_again(bench: Bench) -> None:
+def test_waiting_duplicate_is_decided_once_after_rebuild(bench: Bench) -> None:
     """``second`` waits for ``first``, which does the same, while their input is found damaged and regenerated
     differently.
 

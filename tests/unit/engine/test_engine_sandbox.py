@@ -43,7 +43,7 @@ def cat(project: Project, *what: str) -> None:
     )
 
 
-def test_a_chain_reads_what_is_declared_with_the_keys_and_bytes_as_without_a_sandbox(project: Project) -> None:
+def test_sandboxed_stages_have_same_keys_and_outputs(project: Project) -> None:
     cat(project, "{inputs.text}", "raw/notes.txt")
     script = 'f=$(mktemp); cat build/o.txt {inputs.i} > "$f"; cat "$f" > {outputs.o}'
     project.command("next", "sh", "-c", script, inputs={"i": "stage.o"}, outputs={"o": "n.txt"})
@@ -53,7 +53,7 @@ def test_a_chain_reads_what_is_declared_with_the_keys_and_bytes_as_without_a_san
     assert project.build().of(Status.REUSED) == ["next", "stage"]
 
 
-def test_a_relative_path_to_what_is_not_declared_leads_nowhere_and_is_named(project: Project) -> None:
+def test_undeclared_relative_path_is_missing_and_named(project: Project) -> None:
     cat(project, "raw/secret.txt")
     built = project.build(access=FileAccess.SANDBOX)
     assert built.error("stage") == (
@@ -63,7 +63,7 @@ def test_a_relative_path_to_what_is_not_declared_leads_nowhere_and_is_named(proj
     assert Store(project.cache).records.keys() == []
 
 
-def test_a_python_script_that_imports_an_undeclared_one_fails(project: Project) -> None:
+def test_undeclared_python_import_fails_and_is_named(project: Project) -> None:
     project.write("tools/main.py", "import helper")
     project.command("stage", sys.executable, "tools/main.py", inputs={"script": "tools/main.py"}, outputs=OUT)
     built = project.build(access=FileAccess.SANDBOX)
@@ -72,7 +72,7 @@ def test_a_python_script_that_imports_an_undeclared_one_fails(project: Project) 
 
 
 @needs_landlock
-def test_an_absolute_path_into_the_folder_cannot_be_read(tmp_path: Path) -> None:
+def test_undeclared_absolute_path_is_denied(tmp_path: Path) -> None:
     project = filled(tmp_path)
     cat(project, str(project.folder / "raw/secret.txt"))
     built = project.build(access=FileAccess.SANDBOX)
@@ -81,7 +81,7 @@ def test_an_absolute_path_into_the_folder_cannot_be_read(tmp_path: Path) -> None
 
 
 @needs_landlock
-def test_nothing_in_the_users_folder_can_be_written(tmp_path: Path) -> None:
+def test_project_folder_is_not_writable(tmp_path: Path) -> None:
     project = filled(tmp_path)
     bad = "".join(f"echo bad > {project.folder}/{name}; " for name in ("raw/notes.txt", "new.txt", "build/o.txt"))
     project.command("stage", "sh", "-c", f"{bad}echo good > {{outputs.o}}", outputs=OUT)
@@ -92,7 +92,7 @@ def test_nothing_in_the_users_folder_can_be_written(tmp_path: Path) -> None:
 
 
 @needs_landlock
-def test_a_function_cannot_read_what_is_not_declared_either(tmp_path: Path) -> None:
+def test_function_cannot_read_undeclared_files(tmp_path: Path) -> None:
     project = filled(tmp_path)
     project.write(
         "pack/work.py",
@@ -112,7 +112,7 @@ def test_a_function_cannot_read_what_is_not_declared_either(tmp_path: Path) -> N
     assert built.results["bad"].tail[-1].startswith("PermissionError")
 
 
-def test_what_is_written_without_being_declared_fails_the_stage_and_is_named(project: Project) -> None:
+def test_undeclared_write_fails_the_stage_and_is_named(project: Project) -> None:
     project.command("stage", "sh", "-c", "echo x > extra.log; echo x > {outputs.o}", outputs=OUT)
     built = project.build(access=FileAccess.SANDBOX)
     assert built.error("stage") == "stage wrote extra.log in its folder, and does not declare it."
@@ -120,7 +120,7 @@ def test_what_is_written_without_being_declared_fails_the_stage_and_is_named(pro
     assert built.put == frozenset()
 
 
-def test_an_input_that_the_stage_edits_fails_it_and_the_users_file_stays(project: Project) -> None:
+def test_edited_input_fails_the_stage_and_user_file_is_unchanged(project: Project) -> None:
     project.command(
         "stage",
         *("sh", "-c", "echo y > {outputs.o}; echo edited > {inputs.text}"),
@@ -131,7 +131,7 @@ def test_an_input_that_the_stage_edits_fails_it_and_the_users_file_stays(project
     assert project.read("raw/notes.txt") == "notes"
 
 
-def test_words_of_a_log_that_name_a_file_are_found_however_they_are_quoted(tmp_path: Path) -> None:
+def test_quoted_undeclared_files_are_found_in_log(tmp_path: Path) -> None:
     project = filled(tmp_path)
     tail = [
         "cat: './raw/secret.txt': No such file",
@@ -142,7 +142,7 @@ def test_words_of_a_log_that_name_a_file_are_found_however_they_are_quoted(tmp_p
     assert found == ["raw/secret.txt", "tools/helper.py"]
 
 
-def test_a_file_of_the_sandbox_is_not_missing_from_it_where_the_cache_lies_in_the_folder(tmp_path: Path) -> None:
+def test_sandbox_files_are_not_reported_when_cache_is_in_project(tmp_path: Path) -> None:
     project = tmp_path / "cache/scratch/run/project"
     for name in ("tools/tidy.py", "tools/words.py", "cache/scratch/run/project/tools/tidy.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -36,7 +36,7 @@ def failing(*ids: str) -> Callable[[Node, Workspace], JsonObject]:
     return work
 
 
-def test_a_line_of_stages_runs_in_its_order_each_on_what_the_one_before_gave(bench: Bench) -> None:
+def test_stages_run_in_dependency_order_on_previous_outputs(bench: Bench) -> None:
     ran = bench.run(LINE[::-1], [bench.source("weights", "w")])
     assert ran.calls == ["export", "quantize", "compile"]
     assert bench.text(ran.file("compile")) == "compile0:out(quantize0:out(export0:out(w)))"
@@ -48,7 +48,7 @@ def test_a_line_of_stages_runs_in_its_order_each_on_what_the_one_before_gave(ben
     assert bench.run(LINE, [bench.source("weights", "w")], rebuild=True).calls == ran.calls
 
 
-def test_the_second_of_two_equal_stages_is_a_hit(bench: Bench) -> None:
+def test_second_of_two_equal_stages_is_reused(bench: Bench) -> None:
     """The unrolled loop: analyze adds nothing, so the second optimize has the key of the first."""
     twice = (node("optimize.0", "weights", of="optimize"), node("optimize.1", "weights", of="optimize"))
     for jobs in (1, 2):
@@ -59,7 +59,7 @@ def test_the_second_of_two_equal_stages_is_a_hit(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 3])
-def test_no_more_run_at_once_than_there_are_jobs(bench: Bench, jobs: int) -> None:
+def test_concurrency_never_exceeds_jobs(bench: Bench, jobs: int) -> None:
     places = threading.Semaphore(jobs)
     full = threading.Barrier(jobs)
 
@@ -73,7 +73,7 @@ def test_no_more_run_at_once_than_there_are_jobs(bench: Bench, jobs: int) -> Non
     assert len(bench.run(nodes, work=take_a_place, jobs=jobs).of(Status.RAN)) == 2 * jobs
 
 
-def test_a_stage_that_becomes_ready_takes_the_place_that_became_free(bench: Bench) -> None:
+def test_ready_stage_takes_a_freed_slot_immediately(bench: Bench) -> None:
     """``slow`` cannot end before ``behind`` runs, which needs ``quick``: stages do not wait for a whole batch."""
     behind_runs = threading.Event()
 
@@ -88,7 +88,7 @@ def test_a_stage_that_becomes_ready_takes_the_place_that_became_free(bench: Benc
     assert ran.of(Status.RAN) == ["behind", "quick", "slow"]
 
 
-def test_a_failure_tells_its_reason_and_what_it_keeps_from_running(bench: Bench) -> None:
+def test_failure_reports_reason_and_skipped_stages(bench: Bench) -> None:
     ran = bench.run(LINE, [bench.source("weights", "w")], work=failing("quantize"))
     failed = ran.results["quantize"]
     assert (failed.status, failed.error, failed.advice) == (
@@ -103,7 +103,7 @@ def test_a_failure_tells_its_reason_and_what_it_keeps_from_running(bench: Bench)
 
 
 @pytest.mark.parametrize("keep_going", [False, True])
-def test_after_a_failure_only_what_does_not_need_it_runs_and_only_when_asked_to(bench: Bench, keep_going: bool) -> None:
+def test_keep_going_runs_only_independent_stages_after_failure(bench: Bench, keep_going: bool) -> None:
     nodes = [node("a"), node("b"), node("behind_b", "b.out"), node("both", "a.out", "b.out")]
     ran = bench.run(nodes, work=failing("a"), keep_going=keep_going)
     assert ran.of(Status.RAN) == (["b", "behind_b"] if keep_going else [])
@@ -114,7 +114,7 @@ def test_after_a_failure_only_what_does_not_need_it_runs_and_only_when_asked_to(
         assert ran.reason("b") == "not started, because a failed"
 
 
-def test_what_runs_when_another_fails_is_finished_and_kept(bench: Bench) -> None:
+def test_running_stage_is_finished_and_stored_after_a_failure(bench: Bench) -> None:
     failed = threading.Event()
 
     def work(node: Node, workspace: Workspace) -> JsonObject:
@@ -129,7 +129,7 @@ def test_what_runs_when_another_fails_is_finished_and_kept(bench: Bench) -> None
     assert bench.run([node("a"), node("b")]).calls == ["a"]
 
 
-def test_an_error_that_is_nobodys_fault_ends_the_run(bench: Bench) -> None:
+def test_unexpected_error_ends_the_run(bench: Bench) -> None:
     def broken(node: Node, workspace: Workspace) -> JsonObject:  # noqa: ARG001
         raise ZeroDivisionError
 
@@ -137,7 +137,7 @@ def test_an_error_that_is_nobodys_fault_ends_the_run(bench: Bench) -> None:
         bench.run(LINE, [bench.source("weights", "w")], work=broken)
 
 
-def test_a_system_that_cannot_start_another_process_fails_the_stage_in_words(bench: Bench) -> None:
+def test_process_start_error_fails_the_stage(bench: Bench) -> None:
     def overloaded(node: Node, workspace: Workspace) -> JsonObject:
         if node.id == "a":
             raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
@@ -148,14 +148,14 @@ def test_a_system_that_cannot_start_another_process_fails_the_stage_in_words(ben
     assert ran.of(Status.RAN) == ["b"]
 
 
-def test_a_log_that_cannot_be_kept_costs_only_the_log(bench: Bench) -> None:
+def test_unwritable_log_loses_only_the_log(bench: Bench) -> None:
     bench.failures.write_text("a file where the folder should be")
     ran = bench.run([node("a")], work=failing("a"))
     assert (ran.results["a"].error, ran.results["a"].log) == ("a cannot be done.", None)
 
 
 @pytest.mark.parametrize("how", ["edited", "edited for a while", "removed"])
-def test_a_source_that_is_another_one_while_it_is_used_fails_the_stage_by_name(bench: Bench, how: str) -> None:
+def test_source_changed_during_use_fails_the_stage_by_name(bench: Bench, how: str) -> None:
     """Also when the file is restored by the time that the stage ends, since what it read differs from its key."""
     weights, data = bench.source("weights", "w"), bench.source("data", "d")
     path = data.files[0].path
@@ -177,14 +177,14 @@ def test_a_source_that_is_another_one_while_it_is_used_fails_the_stage_by_name(b
     assert ran.results["calibrate"].record is None
 
 
-def test_a_source_that_is_not_there_is_refused_before_anything_runs(bench: Bench) -> None:
+def test_missing_source_is_refused_before_running(bench: Bench) -> None:
     weights = bench.source("weights", "w")
     weights.files[0].path.unlink()
     with pytest.raises(InputError, match=r"weights\.txt"):
         bench.run(LINE, [weights])
 
 
-def test_the_store_is_told_what_is_reused_and_nothing_else(bench: Bench) -> None:
+def test_only_reused_records_are_marked_used(bench: Bench) -> None:
     weights = bench.source("weights", "w")
     bench.run(LINE[:2], [weights])
     assert [call for call in bench.store.calls if call[0] == "used"] == []
@@ -194,7 +194,7 @@ def test_the_store_is_told_what_is_reused_and_nothing_else(bench: Bench) -> None
 
 
 @pytest.mark.timeout(PATIENCE)
-def test_stop_waits_for_what_runs_and_lets_nothing_begin(tmp_path: Path) -> None:
+def test_stop_waits_for_running_stage_and_starts_nothing(tmp_path: Path) -> None:
     started, may_end = threading.Event(), threading.Event()
 
     def work(node: Node, workspace: Workspace) -> JsonObject:

@@ -93,7 +93,7 @@ def source(bench: SharedBench) -> Source:
     return bench.source("weights", "w")
 
 
-def test_many_builds_cost_as_many_looks_as_the_graph_is_deep(machine: Machine) -> None:
+def test_remote_lookups_grow_with_graph_depth_only(machine: Machine) -> None:
     there, here = machine("there"), machine("here")
     for number in range(8):
         there.built(line(salt=number), [source(there)], scope=str(number))
@@ -109,14 +109,14 @@ def test_many_builds_cost_as_many_looks_as_the_graph_is_deep(machine: Machine) -
     assert len(here.looks) == 5
 
 
-def test_a_rebuild_asks_no_remote_for_what_it_makes_anyway(machine: Machine) -> None:
+def test_rebuild_queries_no_remote(machine: Machine) -> None:
     there, here = machine("there"), machine("here")
     there.built(line(), [source(there)])
     assert len(here.built(line(), [source(here)], rebuild=True).of(Status.RAN)) == 5
     assert here.looks == []
 
 
-def test_what_a_run_makes_decidable_is_looked_for_at_once(machine: Machine) -> None:
+def test_newly_decidable_stages_are_looked_up_together(machine: Machine) -> None:
     def nodes(salt: int) -> list[Node]:
         return [node("first", "weights", salt=salt), *(node(f"reader{number}", "first.out") for number in range(6))]
 
@@ -133,7 +133,7 @@ def test_what_a_run_makes_decidable_is_looked_for_at_once(machine: Machine) -> N
     assert here.looks == [1, 6]
 
 
-def test_a_run_without_a_remote_looks_nowhere(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_without_remote_never_prefetches(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object) -> None:
         raise AssertionError("asked for what lies nowhere else")
 
@@ -143,9 +143,7 @@ def test_a_run_without_a_remote_looks_nowhere(bench: Bench, monkeypatch: pytest.
     assert bench.plan(line(), [weights])
 
 
-def test_any_number_of_blobs_may_vanish_after_all_was_decided(
-    machine: Machine, remote: MemoryRemote, bench: Bench
-) -> None:
+def test_any_blobs_may_vanish_after_decisions(machine: Machine, remote: MemoryRemote, bench: Bench) -> None:
     """Many readers of many makers, in several positions: each detects the loss at a different time."""
     makers = [node(f"maker{number}", "weights", outputs=("one", "two")) for number in range(5)]
     inputs = [maker.output(slot) for maker in makers for slot in ("one", "two")]
@@ -167,7 +165,7 @@ def test_any_number_of_blobs_may_vanish_after_all_was_decided(
     assert here.text(again.file("all")) == bench.text(expected.file("all"))
 
 
-def test_inputs_come_when_a_stage_runs_and_no_others(machine: Machine, remote: MemoryRemote) -> None:
+def test_inputs_are_fetched_only_when_a_stage_runs(machine: Machine, remote: MemoryRemote) -> None:
     there, here = machine("there"), machine("here")
     first = there.built(line(salt=0), [source(there)])
     remote.calls.clear()

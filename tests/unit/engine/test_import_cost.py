@@ -41,7 +41,7 @@ def test_nothing_heavy_is_imported() -> None:
     assert not loaded & HEAVY
 
 
-def test_a_full_build_passes_through_few_modules(tmp_path: Path) -> None:
+def test_full_build_imports_few_modules(tmp_path: Path) -> None:
     model = parser.parse_model(
         '<ir_version: 8, opset_import: ["": 17]> g (float[1,4] x) => (float[1,4] y) { y = MatMul(x, w) }'
     )

@@ -72,7 +72,7 @@ def output(folder: Path) -> dict[str, str]:
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("limit", [60.0, 1e15], ids=["a limit", "longer than any clock counts"])
-def test_a_stage_gets_its_config_and_inputs_and_fills_its_outputs(run_work: RunWork, limit: float) -> None:
+def test_stage_gets_config_and_inputs_and_writes_outputs(run_work: RunWork, limit: float) -> None:
     outcome, folder = run_work("write", {"model": "weights", "data": "pictures"}, bits=4, timeout_seconds=limit)
     assert outcome.error == ""
     assert output(folder) == {"text.txt": "4(pictures,weights)"}
@@ -83,7 +83,7 @@ def test_a_stage_gets_its_config_and_inputs_and_fills_its_outputs(run_work: RunW
     assert not list(folder.rglob(f"{PROGRESS_FILE}*")), "a stage that tells nothing writes nothing"
 
 
-def test_the_peak_of_a_stage_is_its_own_and_not_that_of_who_started_it(run_work: RunWork) -> None:
+def test_peak_memory_excludes_the_parent_process(run_work: RunWork) -> None:
     ballast = b"x" * 300_000_000
     outcome, _ = run_work("write")
     peak = outcome.metrics["peak_memory_bytes"]
@@ -120,7 +120,7 @@ BUG = "This is most likely a fault in the stage"
         ),
     ],
 )
-def test_a_failure_is_a_sentence_for_the_user_and_a_bug_has_its_traceback_in_the_log(
+def test_failure_is_one_sentence_and_bug_traceback_is_logged(
     run_work: RunWork, work: str, error: str, advice: str, logged: str
 ) -> None:
     outcome, folder = run_work(work)
@@ -131,7 +131,7 @@ def test_a_failure_is_a_sentence_for_the_user_and_a_bug_has_its_traceback_in_the
 
 
 @pytest.mark.parametrize("work", ["exit_early", "pose_as_the_worker"])
-def test_a_process_that_ends_before_its_work_is_a_failure_whatever_its_exit_code(run_work: RunWork, work: str) -> None:
+def test_early_exit_is_a_failure_for_any_exit_code(run_work: RunWork, work: str) -> None:
     outcome, _ = run_work(work)
     assert outcome.error == "Its process ended with exit code 0."
 
@@ -139,7 +139,7 @@ def test_a_process_that_ends_before_its_work_is_a_failure_whatever_its_exit_code
 HEAVY = {"torch", "onnx", "onnxruntime", "numpy", "networkx", "pydantic", "click", "diskcache"}
 
 
-def test_the_process_of_a_stage_has_a_clean_environment_no_secrets_and_few_modules(
+def test_stage_process_has_clean_environment_without_secrets(
     run_work: RunWork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo", "LC_ALL": "C", "OF_THE_USER": "kept"}.items():
@@ -176,7 +176,7 @@ def test_the_process_of_a_stage_has_a_clean_environment_no_secrets_and_few_modul
     ("work", "done"),
     [("tell_how_far", 8), ("tell_and_refuse", 3)],
 )
-def test_what_a_stage_tells_last_is_known_when_it_has_ended(run_work: RunWork, work: str, done: int) -> None:
+def test_last_progress_is_known_after_the_stage_ends(run_work: RunWork, work: str, done: int) -> None:
     told = run_work(work)[0].progress
     assert told is not None
     assert (told.done, told.total, told.unit) == (done, 8, "bits")
@@ -184,7 +184,7 @@ def test_what_a_stage_tells_last_is_known_when_it_has_ended(run_work: RunWork, w
     assert told.per_second > 0
 
 
-def test_what_a_stage_tells_can_be_read_until_it_is_stopped_and_then_nothing_more_runs(
+def test_progress_is_readable_until_stop_and_nothing_runs_after(
     run_work: RunWork, executor: LocalExecutor, tmp_path: Path
 ) -> None:
     at_work = tmp_path / "at work"
@@ -205,7 +205,7 @@ def test_what_a_stage_tells_can_be_read_until_it_is_stopped_and_then_nothing_mor
 
 
 @pytest.mark.parametrize("has_descriptors", [True, False])
-def test_a_time_limit_holds_also_where_processes_have_no_descriptors(
+def test_time_limit_works_without_pidfd(
     run_work: RunWork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_descriptors: bool
 ) -> None:
     def refuse(_: int) -> int:
@@ -222,7 +222,7 @@ def test_a_time_limit_holds_also_where_processes_have_no_descriptors(
 
 @CAN_FORK
 @pytest.mark.parametrize("executor", ["fork"], indirect=True)
-def test_when_the_server_of_forks_is_killed_its_workers_fail_and_the_next_one_has_another(
+def test_killed_fork_server_fails_its_workers_and_is_replaced(
     run_work: RunWork, executor: LocalExecutor, tmp_path: Path
 ) -> None:
     at_work = tmp_path / "at work"
@@ -239,7 +239,7 @@ def test_when_the_server_of_forks_is_killed_its_workers_fail_and_the_next_one_ha
 
 @CAN_FORK
 @pytest.mark.parametrize("executor", ["fork"], indirect=True)
-def test_only_workers_whose_stage_needs_a_package_are_forks_of_a_process_that_has_imported_it(
+def test_only_stages_needing_a_package_are_forked_with_it_imported(
     run_work: RunWork, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "imported_by_fork.py").write_text("import colorsys\nraise RuntimeError('broken, and half imported')\n")
@@ -252,7 +252,7 @@ def test_only_workers_whose_stage_needs_a_package_are_forks_of_a_process_that_ha
 
 @CAN_FORK
 @pytest.mark.parametrize("executor", ["fork"], indirect=True)
-def test_while_a_package_is_imported_other_stages_run_and_all_can_be_stopped(
+def test_other_stages_run_during_package_import_and_all_can_be_stopped(
     run_work: RunWork, executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     fifo = tmp_path / "importing"
@@ -267,7 +267,7 @@ def test_while_a_package_is_imported_other_stages_run_and_all_can_be_stopped(
         assert isinstance(running.exception(), OSError)
 
 
-def test_the_tail_of_a_log_is_its_last_lines_that_say_something(tmp_path: Path) -> None:
+def test_log_tail_is_its_last_nonempty_lines(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     log.write_bytes(b"early\n" * 50_000 + b"\xff late\n\n\nlast\n")
     assert log_tail(log, 2) == ("\N{REPLACEMENT CHARACTER} late", "last")
@@ -275,7 +275,7 @@ def test_the_tail_of_a_log_is_its_last_lines_that_say_something(tmp_path: Path) 
 
 
 @given(st.binary(max_size=300), st.integers(100, 200))
-def test_both_ends_of_a_log_stay_and_what_is_left_out_is_counted(
+def test_shortened_log_keeps_both_ends_and_counts_omitted_bytes(
     tmp_path_factory: pytest.TempPathFactory, data: bytes, largest: int
 ) -> None:
     log = tmp_path_factory.mktemp("log") / "log.txt"

@@ -66,9 +66,7 @@ def run_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunThere:
     return run_there
 
 
-def test_the_work_has_the_packages_of_its_environment_and_none_of_ours(
-    run_there: RunThere, environment: Path, tmp_path: Path
-) -> None:
+def test_stage_uses_only_packages_of_its_environment(run_there: RunThere, environment: Path, tmp_path: Path) -> None:
     outcome = run_there("tell", interpreter(environment))
     assert outcome.error == ""
     assert (tmp_path / "job" / "outputs" / "out" / "text.txt").read_text() == "done"
@@ -78,14 +76,14 @@ def test_the_work_has_the_packages_of_its_environment_and_none_of_ours(
     assert outcome.metrics["hash_order"] == "0"
 
 
-def test_a_module_that_it_lacks_is_named(run_there: RunThere, environment: Path) -> None:
+def test_missing_module_is_named_with_its_environment(run_there: RunThere, environment: Path) -> None:
     outcome = run_there("need_what_is_not_there", interpreter(environment))
     assert outcome.error == f"The environment {environment} has no module 'numpy', which this stage imports."
     assert str(interpreter(environment)) in outcome.advice
 
 
 @pytest.mark.parametrize("made", ["nothing", "a file that is no program"])
-def test_an_interpreter_that_cannot_be_started_is_one_sentence(run_there: RunThere, tmp_path: Path, made: str) -> None:
+def test_unusable_interpreter_is_reported_in_one_sentence(run_there: RunThere, tmp_path: Path, made: str) -> None:
     python = tmp_path / "python"
     if made != "nothing":
         python.write_text("no program")
@@ -94,7 +92,7 @@ def test_an_interpreter_that_cannot_be_started_is_one_sentence(run_there: RunThe
     assert "environment" in outcome.advice
 
 
-def test_a_python_that_is_too_old_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_old_python_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "version_info", (3, 10, 4))
     monkeypatch.setattr(sys, "argv", ["elsewhere.py", "never read", str(tmp_path)])
     with pytest.raises(SystemExit):

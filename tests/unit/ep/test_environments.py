@@ -58,7 +58,7 @@ def named(config: Path, folder: Path, ep: str = "openvino", more: str = "") -> s
 
 
 @pytest.mark.parametrize("name", ["openvino", "ov", "OpenVINOExecutionProvider"])
-def test_an_environment_is_named_in_a_file_relative_to_it(config: Path, real: Path, name: str) -> None:
+def test_environment_path_is_relative_to_config_file(config: Path, real: Path, name: str) -> None:
     named(config, Path(os.path.relpath(real, config.parent)), name)
     found = environment_of(OPENVINO)
     assert found is not None
@@ -73,7 +73,7 @@ def test_an_environment_is_named_in_a_file_relative_to_it(config: Path, real: Pa
     assert libraries_of(OPENVINO, found).names() == ["libopenvino.so.2541"]
 
 
-def test_a_user_without_a_home_or_a_file_has_no_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_home_or_config_file_means_no_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in (CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE, "XDG_CONFIG_HOME"):
         monkeypatch.delenv(variable, raising=False)
     for variable in ("LOCALAPPDATA", "HOME"):
@@ -87,7 +87,7 @@ def test_a_user_without_a_home_or_a_file_has_no_configuration(tmp_path: Path, mo
         environment_of(OPENVINO)
 
 
-def test_an_edit_of_the_file_is_seen_at_once(config: Path, real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_edit_takes_effect_immediately(config: Path, real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remote = "[[remote]]\nurl = 'https://cache'\n[signing]\nkeys_file = 'keys'\n"
     named(config, real, more=remote)
     assert environment_of(OPENVINO) is not None
@@ -105,7 +105,7 @@ def test_an_edit_of_the_file_is_seen_at_once(config: Path, real: Path, monkeypat
         environment_of(OPENVINO)
 
 
-def test_the_variable_has_precedence_over_the_file(config: Path, real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variable_overrides_config_file(config: Path, real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named(config, Path("nowhere"), more=named(config, Path("nowhere"), "cuda"))
     monkeypatch.setenv(ENVIRONMENTS_VARIABLE, os.pathsep.join([f"ov={real}", f"qnn={real}"]))
     for ep in (OPENVINO, QNN):
@@ -137,7 +137,7 @@ def test_the_variable_has_precedence_over_the_file(config: Path, real: Path, mon
         ("[ep.openvino]\nenvironment = '.'\n", r"which is not a Python environment"),
     ],
 )
-def test_what_a_file_cannot_say_is_one_sentence_with_file_and_key(config: Path, text: str, message: str) -> None:
+def test_invalid_config_is_refused_with_file_and_key(config: Path, text: str, message: str) -> None:
     config.write_text(text, encoding="utf-8")
     with pytest.raises(UsageError, match=message) as caught:
         environment_of(OPENVINO)
@@ -161,7 +161,7 @@ def test_what_a_file_cannot_say_is_one_sentence_with_file_and_key(config: Path, 
         (("lib/python3.12",), "version = 3.12.1\ninclude-system-site-packages = true", "packages of another Python"),
     ],
 )
-def test_packages_are_those_of_the_python_that_runs_them(
+def test_site_packages_are_those_of_environment_python(
     config: Path, tmp_path: Path, folders: tuple[str, ...], marker: str, outcome: str | tuple[str, ...]
 ) -> None:
     folder = tmp_path / "there"
@@ -182,7 +182,7 @@ def test_packages_are_those_of_the_python_that_runs_them(
         assert found.site_packages == tuple(folder / name / "site-packages" for name in outcome)
 
 
-def test_an_environment_without_the_provider_is_told_apart_from_none(config: Path, real: Path) -> None:
+def test_environment_without_provider_is_refused(config: Path, real: Path) -> None:
     named(config, real, "cuda")
     assert not installed(CUDA)
     with pytest.raises(UsageError, match="no package in it brings that provider") as caught:
@@ -243,7 +243,7 @@ def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there, the catalog is")
-def test_elsewhere_it_is_refused_in_one_sentence() -> None:
+def test_windows_ml_is_refused_on_other_systems() -> None:
     with pytest.raises(StageError) as caught:
         windowsml.ready_library("QNNExecutionProvider")
     assert str(caught.value) == (
@@ -253,7 +253,7 @@ def test_elsewhere_it_is_refused_in_one_sentence() -> None:
 
 
 @pytest.mark.usefixtures("catalog")
-def test_the_catalog_counts_where_no_package_brings_the_provider() -> None:
+def test_catalog_is_used_when_no_package_has_provider() -> None:
     package = package_of(QNN, None)
     assert package is not None
     assert package.catalog
@@ -273,7 +273,7 @@ def test_the_catalog_counts_where_no_package_brings_the_provider() -> None:
         ("Ready", MIGRAPHX, f"has no {MIGRAPHX.name} for this machine"),
     ],
 )
-def test_what_is_on_this_machine_is_made_ready_and_nothing_is_downloaded(
+def test_catalog_library_is_prepared_without_download(
     catalog: Path, monkeypatch: pytest.MonkeyPatch, state: str, provider: ExecutionProvider, words: str
 ) -> None:
     monkeypatch.setenv("STATE", state)
@@ -306,7 +306,7 @@ assert qnn.name in {device.ep_name for device in onnxruntime.get_ep_devices()}
 
 
 @pytest.mark.skipif(not installed(QNN), reason="onnxruntime-qnn is not installed")
-def test_a_library_from_the_catalog_serves_onnxruntime(tmp_path: Path) -> None:
+def test_catalog_library_works_in_onnxruntime(tmp_path: Path) -> None:
     (tmp_path / "windowsml").mkdir()
     (tmp_path / "windowsml" / "__init__.py").write_text(CATALOG)
     search = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -29,7 +29,7 @@ from winml_dag.errors import UsageError
 SPELLINGS = [(spelling, ep) for ep in EXECUTION_PROVIDERS for spelling in (ep.name, ep.alias, *ep.aliases)]
 
 
-def test_a_provider_is_found_by_each_of_its_names_in_any_case():
+def test_provider_is_found_by_any_name_and_case():
     texts = [text.lower() for text, _ in SPELLINGS]
     assert len(texts) == len(set(texts))
     for text, ep in SPELLINGS:
@@ -56,12 +56,12 @@ def test_a_provider_is_found_by_each_of_its_names_in_any_case():
         ("openvino", "cpu", ("OpenVINOExecutionProvider", "cpu")),
     ],
 )
-def test_a_target_is_what_provider_and_device_say_together(ep, device, expected):
+def test_target_is_resolved_from_provider_and_device(ep, device, expected):
     target = resolve_target(ep, device)
     assert (target.ep.name, target.device) == expected
 
 
-def test_a_device_that_a_provider_cannot_drive_or_that_makes_no_sense_is_refused():
+def test_unsupported_or_unknown_device_is_refused():
     for ep, device in product(EXECUTION_PROVIDERS, ("npu", "gpu", "cpu")):
         if device in ep.devices:
             assert resolve_target(ep.alias, device).device == device
@@ -73,7 +73,7 @@ def test_a_device_that_a_provider_cannot_drive_or_that_makes_no_sense_is_refused
             resolve_target(alias, device)
 
 
-def test_a_provider_that_is_not_here_is_refused_with_what_to_do(monkeypatch, tmp_path):
+def test_missing_provider_is_refused_with_advice(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     require_installed(Target(CPU, "cpu"))
     for ep in EXECUTION_PROVIDERS:
@@ -131,7 +131,7 @@ AMD = ("onnxruntime_migraphx-1.31.1.dist-info", "libamdhip64.so.6", "amdhip64_6.
         ((*AMD, "onnxruntime_qnn"), "migraphx"),
     ],
 )
-def test_a_device_alone_goes_to_what_is_installed_and_has_its_libraries(packages, there, alias):
+def test_device_alone_selects_provider_with_its_libraries(packages, there, alias):
     packages(*there)
     target = resolve_target(None, "gpu")
     assert (target.ep.alias, target.device, target.is_open) == (alias, "gpu", False)
@@ -139,14 +139,14 @@ def test_a_device_alone_goes_to_what_is_installed_and_has_its_libraries(packages
 
 @pytest.mark.skipif(sys.platform == "win32", reason="ldconfig is of Linux")
 @pytest.mark.usefixtures("packages")
-def test_a_library_that_ldconfig_knows_is_there(tmp_path):
+def test_library_in_ldconfig_cache_is_found(tmp_path):
     (tmp_path / "ld.so.cache").write_bytes(b"glibc-ld.so.cache1.1\0libcuda.so.1\0/usr/lib/libcuda.so.1\0")
     assert provider.NVIDIA_DRIVER.is_there()
     assert not tensorrt.SDK.is_there()
 
 
 @pytest.mark.usefixtures("packages")
-def test_a_device_that_nothing_installed_drives_lists_what_could_be():
+def test_device_without_installed_provider_lists_candidates():
     target = resolve_target(None, "gpu")
     assert target.is_open
     with pytest.raises(UsageError, match="No execution provider that drives the gpu is installed here") as caught:
@@ -155,7 +155,7 @@ def test_a_device_that_nothing_installed_drives_lists_what_could_be():
         assert f"{alias}: {find_ep(alias).how_to_get.rstrip('.')}" in caught.value.advice
 
 
-def test_a_provider_is_found_by_its_package_and_its_libraries_by_name_order(monkeypatch, tmp_path):
+def test_provider_libraries_are_found_in_name_order(monkeypatch, tmp_path):
     package = tmp_path / "onnxruntime_qnn"
     runtime = tmp_path / "onnxruntime" / "capi"
     for folder in (package / "libs", runtime):
@@ -178,7 +178,7 @@ def test_a_provider_is_found_by_its_package_and_its_libraries_by_name_order(monk
     assert libraries_of(find_ep("dml"), None) == Libraries()
 
 
-def test_asking_for_targets_imports_no_runtime():
+def test_resolving_targets_imports_no_runtime():
     code = (
         "import sys\n"
         "from winml_dag.ep import availability, provider\n"
@@ -200,7 +200,7 @@ GPU = resolve_target("qnn", "gpu")
 
 
 @given(st.sampled_from(SOCS), st.booleans(), st.booleans())
-def test_soc_model_is_always_there_and_fits_htp_arch(soc, say_model, say_arch):
+def test_soc_model_is_always_set_and_matches_htp_arch(soc, say_model, say_arch):
     given_options = {}
     if say_model:
         given_options["soc_model"] = soc.model
@@ -213,7 +213,7 @@ def test_soc_model_is_always_there_and_fits_htp_arch(soc, say_model, say_arch):
     assert options["htp_arch"] == found.htp_arch
 
 
-def test_the_npu_is_a_snapdragon_x_elite_and_a_newer_chip_than_our_table_is_left_to_the_compiler():
+def test_default_npu_is_snapdragon_x_elite_and_unknown_soc_has_no_arch():
     options = complete_options(NPU, {})
     assert (options["soc_model"], options["htp_arch"]) == ("60", "73")
     newer = complete_options(NPU, {"soc_model": "99999"})
@@ -222,7 +222,7 @@ def test_the_npu_is_a_snapdragon_x_elite_and_a_newer_chip_than_our_table_is_left
 
 
 @given(st.data())
-def test_completing_again_changes_nothing(data):
+def test_completing_options_is_idempotent(data):
     table = QNN.option_table("npu")
     names = [name for name, option in table.items() if option.values and not option.refusal and name != "htp_arch"]
     name = data.draw(st.sampled_from(names))
@@ -248,12 +248,12 @@ def test_completing_again_changes_nothing(data):
         ({"soc_model": "60", "htp_arch": "75"}, "Snapdragon X Elite"),
     ],
 )
-def test_what_qnn_would_silently_ignore_is_refused(options, words):
+def test_option_that_qnn_would_ignore_is_refused(options, words):
     with pytest.raises(UsageError, match=words):
         complete_options(NPU, options)
 
 
-def test_another_device_takes_no_options_of_the_npu():
+def test_npu_options_are_refused_for_other_devices():
     with pytest.raises(UsageError, match="for the npu"):
         complete_options(GPU, {"htp_arch": "73"})
     with pytest.raises(UsageError, match="no provider options"):
@@ -261,18 +261,18 @@ def test_another_device_takes_no_options_of_the_npu():
     assert (QNN.file_options, find_ep("cpu").file_options) == ({"op_affinity"}, frozenset())
 
 
-def test_the_device_of_other_tools_configurations_is_understood():
+def test_device_type_option_is_accepted_and_set_for_openvino():
     assert "device_type" not in complete_options(NPU, {"device_type": "NPU"})
     assert complete_options(resolve_target("openvino", "gpu"), {}) == {"device_type": "GPU"}
 
 
-def test_what_only_matters_at_run_time_is_no_reason_to_compile_again():
+def test_run_time_options_do_not_affect_compile_options():
     quiet = compile_options(NPU, complete_options(NPU, {"htp_performance_mode": "power_saver"}))
     assert quiet == compile_options(NPU, complete_options(NPU, {"rpc_control_latency": "100"}))
     assert quiet != compile_options(NPU, complete_options(NPU, {"vtcm_mb": "4"}))
 
 
-def test_openvinos_plugin_gets_no_option_that_it_would_ignore(tmp_path, monkeypatch):
+def test_option_that_openvino_plugin_ignores_is_refused(tmp_path, monkeypatch):
     (tmp_path / "onnxruntime_ep_openvino").mkdir()
     (tmp_path / "onnxruntime_ep_openvino" / "__init__.py").touch()
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
@@ -403,21 +403,21 @@ def runs_on_integers(op_type: str, dtype: type[np.unsignedinteger[Any]], folder:
 
 
 @pytest.mark.parametrize("op_type", sorted(SAMPLES.keys() - FLOAT_ONLY - OTHERWISE))
-def test_what_is_quantized_with_8_bits_runs_on_integers(op_type: str, tmp_path: Path) -> None:
+def test_8_bit_operator_runs_on_integers(op_type: str, tmp_path: Path) -> None:
     assert runs_on_integers(op_type, np.uint8, tmp_path)
     assert (op_type in OPERATORS[8]) == (op_type not in SLOWER)
 
 
 @pytest.mark.parametrize("op_type", sorted(FLOAT_ONLY))
-def test_what_has_no_integer_kernel_is_not_quantized(op_type: str, tmp_path: Path) -> None:
+def test_float_only_operator_is_not_quantized(op_type: str, tmp_path: Path) -> None:
     assert not runs_on_integers(op_type, np.uint8, tmp_path)
     assert op_type not in OPERATORS[8]
 
 
-def test_every_operator_of_8_bits_has_a_reason() -> None:
+def test_every_8_bit_operator_has_sample_or_exception() -> None:
     assert set(OPERATORS[8]) <= SAMPLES.keys() | OTHERWISE
 
 
 @pytest.mark.parametrize("op_type", ["Add", "Conv", "Gemm", "MatMul", "MaxPool", "Mul", "Sigmoid"])
-def test_nothing_computes_with_16_bits(op_type: str, tmp_path: Path) -> None:
+def test_16_bit_operator_has_no_integer_kernel(op_type: str, tmp_path: Path) -> None:
     assert not runs_on_integers(op_type, np.uint16, tmp_path)

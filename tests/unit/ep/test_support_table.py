@@ -54,7 +54,7 @@ def table(rows: list[tuple[Case, Outcome]], path: Path) -> SupportTable:
 
 @settings(max_examples=25, deadline=None)
 @given(rows=st.lists(st.tuples(dtypes, st.integers(0, 5)), min_size=1, max_size=15), seed=st.integers(0, 9))
-def test_a_table_says_of_measured_forms_what_was_measured(
+def test_table_reproduces_measured_levels(
     rows: list[tuple[str, int]], seed: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     def does(dtype: str, rank: int) -> Outcome:
@@ -69,7 +69,7 @@ def test_a_table_says_of_measured_forms_what_was_measured(
         assert one.verdict(case).level == outcome.level
 
 
-def test_what_never_made_a_difference_is_not_asked_for(tmp_path: Path) -> None:
+def test_properties_that_never_mattered_are_ignored(tmp_path: Path) -> None:
     rows = [(relu(rank), TAKEN if rank < 5 else LEFT) for rank in (1, 2, 3, 4, 5, 6) for _ in range(2)]
     found = table(rows, tmp_path / "table")
     larger = found.verdict(relu(3, inputs=(Operand("float32", (7, 1, 30)),), opset=13))
@@ -91,7 +91,7 @@ WRONG_RESULT = Outcome(True, True, agrees=False)
         ([WRONG_RESULT] * 2, Level.PARTIAL, "with other numbers"),
     ],
 )
-def test_failures_differences_and_wrong_results_are_told(
+def test_verdict_reports_failures_and_differing_results(
     outcomes: list[Outcome], level: Level, reason: str, tmp_path: Path
 ) -> None:
     rows = [*((relu(3), outcome) for outcome in outcomes), *[(relu(2), TAKEN)] * 7]
@@ -99,7 +99,7 @@ def test_failures_differences_and_wrong_results_are_told(
     assert (found.level, reason in found.reason) == (level, True)
 
 
-def test_forms_that_were_not_measured_are_unknown_with_the_reason(tmp_path: Path) -> None:
+def test_unmeasured_form_is_unknown_with_reason(tmp_path: Path) -> None:
     found = table([(relu(2), TAKEN), (relu(2, "float16"), TAKEN)], tmp_path / "table")
     assert found.verdict(relu(2, "int8")).reason == "Relu was not measured with inputs of type int8"
     integers = found.verdict(relu(2, quantized=Quantized("uint8", "")))
@@ -127,7 +127,7 @@ DATA, SHAPE = Operand("float32", (2, 3)), Operand("int64", (5,), constant=True)
         pytest.param(operator("Relu", DATA), operator("Relu", Operand("float32", (8, 9))), id="other sizes"),
     ],
 )
-def test_the_same_use_has_the_same_form(one: Case, other: Case) -> None:
+def test_equivalent_uses_have_the_same_form(one: Case, other: Case) -> None:
     assert form_of(one) == form_of(other)
 
 
@@ -141,7 +141,7 @@ def test_the_same_use_has_the_same_form(one: Case, other: Case) -> None:
         (operator("Relu", Operand("float32", None)), None),
     ],
 )
-def test_the_rank_of_a_form_is_that_of_the_result_if_it_is_larger(case: Case, rank: int | None) -> None:
+def test_form_rank_is_larger_of_input_and_result(case: Case, rank: int | None) -> None:
     assert f"rank {rank}" in form_of(case)
 
 
@@ -158,14 +158,14 @@ def test_the_rank_of_a_form_is_that_of_the_result_if_it_is_larger(case: Case, ra
     ],
     ids=["empty", "no gzip", "no format", "an earlier format", "cut short", "overwritten", "another outcome"],
 )
-def test_a_damaged_table_or_one_of_another_format_is_refused_by_name(content: bytes, tmp_path: Path) -> None:
+def test_damaged_or_foreign_table_is_refused_by_name(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "qnn_npu.support"
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"qnn_npu\.support"):
         read_table(path)
 
 
-def test_the_first_table_that_knows_a_case_counts(tmp_path: Path) -> None:
+def test_first_table_with_verdict_is_used(tmp_path: Path) -> None:
     mine = table([(relu(2), LEFT)], tmp_path / "mine")
     theirs = table([(relu(2), TAKEN), (relu(2, "float16"), TAKEN)], tmp_path / "theirs")
     both = Support([mine, theirs])
@@ -174,9 +174,7 @@ def test_the_first_table_that_knows_a_case_counts(tmp_path: Path) -> None:
     assert Support([]).verdict(relu(2)).level is Level.UNKNOWN
 
 
-def test_a_users_own_table_comes_first_and_alone_beside_the_provider(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_user_table_precedes_shipped_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WINML_DAG_SUPPORT_DIR", str(tmp_path))
     own = tmp_path / table_name(NPU)
     table([(relu(2), LEFT)], own)
@@ -188,7 +186,7 @@ def test_a_users_own_table_comes_first_and_alone_beside_the_provider(
         table_files(NPU)
 
 
-def test_the_shipped_table_knows_what_every_user_of_the_provider_knows() -> None:
+def test_shipped_qnn_table_has_expected_verdicts() -> None:
     path = table_files(NPU)[0]
     assert path.stat().st_size < 2**20
     on_npu = read_table(path)
@@ -205,7 +203,7 @@ def test_the_shipped_table_knows_what_every_user_of_the_provider_knows() -> None
     assert on_npu.verdict(relu(2, "float64")).level is not Level.SUPPORTED
 
 
-def test_asking_a_table_imports_nothing_heavy() -> None:
+def test_reading_table_imports_no_heavy_modules() -> None:
     code = (
         "import sys\n"
         "from winml_dag.ep.registry import QNN, Target\n"
@@ -242,13 +240,13 @@ def model(types: str, body: str) -> onnx.ModelProto:
     ],
     ids=["runs", "no kernel", "two operators"],
 )
-def test_one_operator_is_measured_by_running_it(types: str, body: str, outcome: Outcome | None) -> None:
+def test_operator_is_measured_by_running_it(types: str, body: str, outcome: Outcome | None) -> None:
     inputs = [X.astype(np.float64 if types == "double" else np.float32), np.ones(3, X.dtype)]
     found = measure(model(types, body).SerializeToString(), inputs, ON_CPU)
     assert (found and found[1]) == outcome
 
 
-def test_a_test_is_measured_with_constants_and_with_an_open_size_too() -> None:
+def test_forms_include_constant_and_open_size_variants() -> None:
     found = list(forms(model("float", "y = Add(x, b)"), [X, np.ones(3, np.float32)]))
     assert [len(inputs) for _, inputs in found] == [2, 1, 2]
     cases = [measure(made.SerializeToString(), inputs, ON_CPU) for made, inputs in found]
@@ -260,7 +258,7 @@ def test_a_test_is_measured_with_constants_and_with_an_open_size_too() -> None:
     assert numpy_helper.to_array(found[1][0].graph.initializer[0]).tolist() == [1, 1, 1]
 
 
-def test_results_agree_within_what_half_precision_allows() -> None:
+def test_results_agree_within_half_precision_tolerance() -> None:
     wanted = np.linspace(-1, 1, 100, dtype=np.float32)
     assert agree([wanted * 1.01], [wanted])
     assert not agree([wanted + 0.5], [wanted])
@@ -335,21 +333,21 @@ def rules(tmp_path: Path) -> WinmlCliRules:
     return WinmlCliRules(paths)
 
 
-def test_compiled_and_run_is_supported_run_alone_partial_and_neither_unsupported(rules: WinmlCliRules) -> None:
+def test_compiled_and_run_flags_map_to_support_level(rules: WinmlCliRules) -> None:
     assert rules.verdict(softmax(4)).level is Level.SUPPORTED
     assert rules.verdict(softmax(6)).level is Level.PARTIAL
     assert rules.verdict(softmax(4, "float64")).level is Level.UNSUPPORTED
     assert rules.verdict(softmax(6, quantized=Quantized("uint8", ""))).level is Level.SUPPORTED
 
 
-def test_rows_that_do_not_fit_or_disagree_say_nothing(rules: WinmlCliRules) -> None:
+def test_unmatched_or_conflicting_rows_are_unknown(rules: WinmlCliRules) -> None:
     assert "says nothing" in rules.verdict(softmax(5)).reason
     assert "says different things" in rules.verdict(softmax(3)).reason
     assert rules.verdict(softmax(4, opset=11)).level is Level.UNKNOWN
     assert rules.verdict(Case("Mish", "", 18, (), ())).level is Level.UNKNOWN
 
 
-def test_ours_comes_first_and_theirs_fills_what_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_table_takes_precedence_over_winml_cli_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(
         tmp_path,
         "Softmax_QNNExecutionProvider_NPU_ai.onnx_opset13.parquet",
@@ -371,7 +369,7 @@ def test_ours_comes_first_and_theirs_fills_what_is_open(tmp_path: Path, monkeypa
     assert support.verdict(Case("OfNobody", "com.example", 1, (), ())).level is Level.SUPPORTED
 
 
-def test_a_folder_that_is_not_there_and_a_missing_pyarrow_are_said(
+def test_missing_rules_folder_or_pyarrow_is_reported(
     rules: WinmlCliRules, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WINMLCLI_RULES_DIR", str(tmp_path / "nowhere"))

@@ -37,7 +37,7 @@ def _one(reference: object, candidate: object, dtype: str = "float32") -> Output
         ([1.0, 2.0, math.nan, -math.inf], [math.nan, math.inf, 5.0, -math.inf], 0, -math.inf, math.inf),
     ],
 )
-def test_known_figures(
+def test_comparison_gives_known_figures(
     reference: list[float], candidate: list[float], cosine: float, sqnr_db: float, max_abs_error: float
 ) -> None:
     found = _one(reference, candidate)
@@ -45,7 +45,7 @@ def test_known_figures(
 
 
 @pytest.mark.parametrize("mask", [-math.inf, LOWEST])
-def test_a_missing_mask_is_an_error_and_new_nans_and_infinities_are_counted(mask: float) -> None:
+def test_missing_mask_counts_as_error_and_new_nans_are_counted(mask: float) -> None:
     unmasked = _one([mask, -5.0, 2.0, mask], [1.5, -5.0, 2.0, mask])
     assert unmasked.max_abs_error == 6.5
     assert unmasked.cosine < 0.9
@@ -54,7 +54,7 @@ def test_a_missing_mask_is_an_error_and_new_nans_and_infinities_are_counted(mask
 
 
 @given(arrays.arrays(np.float32, st.integers(0, 20), elements=st.floats(width=32, allow_nan=False)))
-def test_equal_outputs_are_equal_whatever_is_in_them(values: np.ndarray) -> None:
+def test_equal_outputs_compare_equal(values: np.ndarray) -> None:
     found = _one(values, values)
     assert (found.cosine, found.sqnr_db, found.max_abs_error) == (1.0, math.inf, 0.0)
     assert (found.nan_count, found.inf_count) == (0, 0)
@@ -67,7 +67,7 @@ any_pair = st.integers(1, 20).flatmap(
 
 @settings(max_examples=50)
 @given(any_pair)
-def test_any_outputs_have_figures_in_their_bounds(pair: tuple[np.ndarray, np.ndarray]) -> None:
+def test_figures_are_within_their_bounds(pair: tuple[np.ndarray, np.ndarray]) -> None:
     found = _one(*pair)
     assert -1 <= found.cosine <= 1
     assert not math.isnan(found.sqnr_db)
@@ -75,7 +75,7 @@ def test_any_outputs_have_figures_in_their_bounds(pair: tuple[np.ndarray, np.nda
 
 
 @pytest.mark.parametrize("scale", [1e-200, 1e-22, 1e20])
-def test_scale_does_not_matter_to_cosine_and_noise(scale: float) -> None:
+def test_cosine_and_sqnr_are_scale_invariant(scale: float) -> None:
     reference, candidate = np.asarray([1.0, 2.0, 3.0]), np.asarray([1.1, 2.0, 2.9])
     expected, found = _one(reference, candidate, "float64"), _one(reference * scale, candidate * scale, "float64")
     assert found.cosine == pytest.approx(expected.cosine)
@@ -88,7 +88,7 @@ def test_scale_does_not_matter_to_cosine_and_noise(scale: float) -> None:
     arrays.arrays(np.float64, 12, elements=st.floats(-1e25, 1e25)),
     st.lists(st.integers(0, 12), max_size=4),
 )
-def test_parts_add_up_to_the_whole(reference: np.ndarray, candidate: np.ndarray, cuts: list[int]) -> None:
+def test_partial_sums_add_up_to_the_whole(reference: np.ndarray, candidate: np.ndarray, cuts: list[int]) -> None:
     bounds = sorted({0, 12, *cuts})
     whole = Sums()
     for begin, end in itertools.pairwise(bounds):
@@ -100,7 +100,7 @@ def test_parts_add_up_to_the_whole(reference: np.ndarray, candidate: np.ndarray,
     assert found.max_abs_error == expected.max_abs_error
 
 
-def test_a_nan_in_one_part_is_one_of_the_whole() -> None:
+def test_nan_in_one_part_counts_for_the_whole() -> None:
     good = sums_of(np.ones(3), np.ones(3), "y")
     bad = sums_of(np.ones(2), np.array([1.0, math.nan]), "y")
     for whole in (good + bad, bad + good):
@@ -108,7 +108,7 @@ def test_a_nan_in_one_part_is_one_of_the_whole() -> None:
         assert (found.cosine, found.nan_count) == (0.0, 1)
 
 
-def test_integers_booleans_and_scalars_compare_and_nothing_else() -> None:
+def test_integers_booleans_and_scalars_are_compared_and_strings_refused() -> None:
     assert _one([1, 2], [1, 2], "int64").cosine == 1.0
     assert _one([True, False], [False, False], "bool").max_abs_error == 1.0
     assert _one(3, 3, "int64").shape == ()
@@ -125,7 +125,7 @@ PAIRS = SHAPES.flatmap(
 
 
 @given(PAIRS)
-def test_agreements_are_those_that_counting_finds(pair: tuple[np.ndarray, np.ndarray]) -> None:
+def test_top1_agreement_matches_direct_count(pair: tuple[np.ndarray, np.ndarray]) -> None:
     """One decision at a time; if the reference has several best classes, any of them is correct."""
     found = top(1, *pair)
     rows = [values.reshape(-1, values.shape[-1]).tolist() for values in pair]
@@ -136,7 +136,7 @@ def test_agreements_are_those_that_counting_finds(pair: tuple[np.ndarray, np.nda
     assert found == Agreement(agreed, len(rows[0]))
 
 
-def test_scores_of_pixels_have_their_classes_in_the_second_axis() -> None:
+def test_pixel_scores_have_classes_in_second_axis() -> None:
     reference = np.zeros((1, 3, 2, 2), np.float32)
     reference[:, 1] = 1
     candidate = reference.copy()
@@ -144,12 +144,12 @@ def test_scores_of_pixels_have_their_classes_in_the_second_axis() -> None:
     assert top(1, reference, candidate) == Agreement(3, 4)
 
 
-def test_decisions_that_the_reference_does_not_make_are_left_out() -> None:
+def test_undecided_reference_rows_are_skipped() -> None:
     reference = np.array([[0.0, np.nan], [0.0, 1.0], [-np.inf, 1.0]], np.float32)
     assert top(1, reference, np.array([[1, 0], [0, 1], [0, 1]], np.float32)) == Agreement(2, 2)
 
 
-def test_a_candidate_that_gives_no_numbers_decides_nothing_rightly() -> None:
+def test_nan_candidate_never_agrees() -> None:
     reference = np.array([[9.0, 1, 2, 3, 4, 5, 6], [9, 1, 2, 3, 4, 5, 6]], np.float32)
     candidate = reference.copy()
     candidate[0, 0] = np.nan
@@ -161,7 +161,7 @@ def test_a_candidate_that_gives_no_numbers_decides_nothing_rightly() -> None:
 @pytest.mark.parametrize(
     ("shape", "dtype"), [*((shape, "float32") for shape in ((), (1,), (3, 1), (2, 1, 4, 4))), ((2, 3), "int64")]
 )
-def test_one_class_is_no_choice_and_numbers_of_classes_are_no_scores(shape: tuple[int, ...], dtype: str) -> None:
+def test_single_class_and_integer_outputs_have_no_agreement(shape: tuple[int, ...], dtype: str) -> None:
     assert top(1, np.zeros(shape, dtype), np.zeros(shape, dtype)) is None
 
 
@@ -175,11 +175,11 @@ def test_one_class_is_no_choice_and_numbers_of_classes_are_no_scores(shape: tupl
         (["last_hidden_state", "logitsish"], False, set()),
     ],
 )
-def test_which_outputs_are_scores_of_classes(names: list[str], classifies: bool, expected: set[str]) -> None:
+def test_class_score_outputs_are_recognized(names: list[str], classifies: bool, expected: set[str]) -> None:
     assert class_scores(names, classifies=classifies) == expected
 
 
-def test_the_best_class_may_be_among_five() -> None:
+def test_top5_agreement_accepts_best_class_among_five() -> None:
     scores = np.array([[9.0, 1, 2, 3, 4, 5, 6]], np.float32)
     fifth = np.array([[2.0, 0, 1, 3, 4, 5, 6]], np.float32)
     sixth = np.array([[1.0, 2, 0, 3, 4, 5, 6]], np.float32)

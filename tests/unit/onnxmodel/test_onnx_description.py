@@ -49,7 +49,7 @@ def warnings(path: Path, *, for_npu: bool = False) -> str:
     return " ".join(describe_model(path, for_npu=for_npu).warnings)
 
 
-def test_a_float_model_is_summed_up(linear: ModelMaker, tmp_path: Path) -> None:
+def test_float_model_is_summarized(linear: ModelMaker, tmp_path: Path) -> None:
     model = linear()
     # Older models list initializers as inputs; a caller need not feed them.
     model.graph.input.append(helper.make_tensor_value_info("weight", TensorProto.FLOAT, [64, 64]))
@@ -74,7 +74,7 @@ def test_subgraphs_and_functions_are_counted(branching: onnx.ModelProto, tmp_pat
     assert found.metadata == {"host": "my-laptop", "winml.note": "kept"}
 
 
-def test_unknown_dimensions_and_ranks_have_words(tmp_path: Path) -> None:
+def test_unknown_dimensions_and_ranks_have_placeholders(tmp_path: Path) -> None:
     nodes = [helper.make_node("Identity", [name], [name + "_out"]) for name in ("a", "b")]
     a = helper.make_tensor_value_info("a", TensorProto.INT64, [None, "n", 3, -1])
     b = helper.make_tensor_value_info("b", TensorProto.FLOAT16, None)
@@ -86,7 +86,7 @@ def test_unknown_dimensions_and_ranks_have_words(tmp_path: Path) -> None:
     )
 
 
-def test_a_compiled_model_names_its_binaries(tmp_path: Path) -> None:
+def test_compiled_model_lists_its_binaries(tmp_path: Path) -> None:
     qnn = {"source": "QNNExecutionProvider", "embed_mode": 0}
     contexts = (
         {**qnn, "ep_cache_context": "model_qnn.bin", "partition_name": "p", "ep_sdk_version": "v2"},
@@ -112,14 +112,14 @@ def test_a_compiled_model_names_its_binaries(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../model_qnn.bin", "/tmp/model_qnn.bin", "C:\\model_qnn.bin", "a" * 5000])
-def test_a_binary_outside_of_the_folder_is_refused(tmp_path: Path, name: str) -> None:
+def test_binary_outside_the_folder_is_refused(tmp_path: Path, name: str) -> None:
     path = compiled(tmp_path / "m.onnx", name)
     for read in (inspect_model, describe_model):
         with pytest.raises(InputError, match=r"m\.onnx"):
             read(path)
 
 
-def test_tensors_are_listed_the_largest_first(linear: ModelMaker, branching: onnx.ModelProto, tmp_path: Path) -> None:
+def test_tensors_are_listed_largest_first(linear: ModelMaker, branching: onnx.ModelProto, tmp_path: Path) -> None:
     save_model(linear(), tmp_path / "m.onnx")
     assert describe_model(tmp_path / "m.onnx").tensors == (
         TensorSize("weight", "float32", (64, 64), 16384, None),
@@ -132,7 +132,7 @@ def test_tensors_are_listed_the_largest_first(linear: ModelMaker, branching: onn
 
 
 @pytest.mark.usefixtures("low_threshold")
-def test_weights_beside_the_model_are_told_as_what_they_are(linear: ModelMaker, tmp_path: Path) -> None:
+def test_external_weights_are_described_and_missing_ones_reported(linear: ModelMaker, tmp_path: Path) -> None:
     save_model(linear(), tmp_path / "m.onnx")
     data = tmp_path / "m.onnx.data"
     size = data.stat().st_size
@@ -156,7 +156,7 @@ def test_weights_beside_the_model_are_told_as_what_they_are(linear: ModelMaker, 
     assert found.summary.op_counts == {"Add": 1, "MatMul": 1}
 
 
-def test_a_compiled_model_without_its_binary_is_still_described(tmp_path: Path) -> None:
+def test_compiled_model_without_binary_is_described(tmp_path: Path) -> None:
     path = compiled(tmp_path / "m.onnx", "a.bin")
     model = onnx.load(path)
     model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
@@ -172,7 +172,7 @@ def test_a_compiled_model_without_its_binary_is_still_described(tmp_path: Path) 
     assert not describe_model(path).problems
 
 
-def test_models_that_share_a_binary_name_each_other(tmp_path: Path) -> None:
+def test_models_sharing_a_binary_list_each_other(tmp_path: Path) -> None:
     binaries = {"1.onnx": "a.bin", "2.onnx": "a.bin", "3.onnx": "b.bin"}
     one, two, alone = (compiled(tmp_path / name, binary) for name, binary in binaries.items())
     (tmp_path / "a.bin").write_bytes(b"both")
@@ -199,7 +199,7 @@ def test_models_that_share_a_binary_name_each_other(tmp_path: Path) -> None:
         ([RELU], {"shape": ("batch",)}, None),
     ],
 )
-def test_what_no_runtime_can_use_is_told_and_nothing_else(
+def test_only_unusable_models_are_warned_about(
     nodes: Sequence[str], options: Mapping[str, Any], warning: str | None, tmp_path: Path
 ) -> None:
     found = warnings(written(tmp_path / "m.onnx", *nodes, **options))
@@ -207,7 +207,7 @@ def test_what_no_runtime_can_use_is_told_and_nothing_else(
 
 
 @pytest.mark.parametrize("free", ["batch", -1, None])
-def test_open_shapes_are_a_complaint_for_an_npu_only(free: str | int | None, tmp_path: Path) -> None:
+def test_open_shapes_are_warned_about_for_npu_only(free: str | int | None, tmp_path: Path) -> None:
     path = written(tmp_path / "m.onnx", RELU, shape=(free, 4))
     assert warnings(path) == ""
     assert warnings(path, for_npu=True) == (
@@ -216,7 +216,7 @@ def test_open_shapes_are_a_complaint_for_an_npu_only(free: str | int | None, tmp
     assert warnings(written(path, RELU), for_npu=True) == ""
 
 
-def test_no_model_of_the_onnx_package_is_called_wrong(onnx_test_models: list[Path]) -> None:
+def test_valid_onnx_test_models_have_no_warnings(onnx_test_models: list[Path]) -> None:
     told = {path.parent.name: warnings(path) for path in onnx_test_models}
     assert {name: text for name, text in told.items() if text} == {}
 
@@ -260,7 +260,7 @@ def told(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("dtype", ["uint8", "int16"])
 @pytest.mark.parametrize("after", [HALF, (1.0, 0), (0.5, 128)], ids=["both", "zero point", "scale"])
-def test_an_addition_of_zero_whose_sum_has_numbers_of_its_own_is_named(tmp_path, after, dtype):
+def test_effective_addition_of_zero_is_warned_about_for_qnn(tmp_path, after, dtype):
     path = model(tmp_path, after, dtype=dtype)
     (sentence,) = told(path)
     assert told(with_numbers_as_bytes(path)) == [sentence]
@@ -269,6 +269,6 @@ def test_an_addition_of_zero_whose_sum_has_numbers_of_its_own_is_named(tmp_path,
 
 
 @pytest.mark.parametrize("given", [{"after": WHOLE}, {"added": "3,3,4,3"}, {"turned": True}])
-def test_what_qnn_computes_rightly_is_passed_over(tmp_path, given):
+def test_harmless_addition_of_zero_is_not_warned_about(tmp_path, given):
     path = model(tmp_path, **given)
     assert told(path) == told(with_numbers_as_bytes(path)) == []

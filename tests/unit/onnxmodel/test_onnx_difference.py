@@ -39,7 +39,7 @@ def _with_tensor(tensor: onnx.TensorProto) -> onnx.ModelProto:
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(row=st.integers(0, 63), column=st.integers(0, 63), value=st.floats(width=32), large=st.booleans())
-def test_a_weight_is_named_with_its_index_and_both_values(
+def test_changed_weight_is_reported_with_index_and_values(
     tmp_path: Path, linear: ModelMaker, row: int, column: int, value: float, large: bool
 ) -> None:
     """For weights inside the model and in an external file."""
@@ -102,7 +102,7 @@ def test_a_weight_is_named_with_its_index_and_both_values(
         (lambda m: setattr(m.functions[0].node[0], "op_type", "Mul"), "functions 'Twice', node 0: 0 (Add) -> 0 (Mul)"),
     ],
 )
-def test_every_part_of_a_model_is_compared(
+def test_every_model_field_is_compared(
     tmp_path: Path, branching: onnx.ModelProto, change: Change, expected: str
 ) -> None:
     assert _difference(tmp_path, branching, _changed(branching, change)) == expected
@@ -125,12 +125,14 @@ def _with_node(op: str, **attributes: object) -> onnx.ModelProto:
         (1, 1.0, ", type: INT -> FLOAT"),
     ],
 )
-def test_an_attribute_is_named_with_both_values(tmp_path: Path, old: object, new: object, expected: str | None) -> None:
+def test_changed_attribute_is_reported_with_values(
+    tmp_path: Path, old: object, new: object, expected: str | None
+) -> None:
     told = _difference(tmp_path, _with_node("Gemm", alpha=old), _with_node("Gemm", alpha=new))
     assert told == (None if expected is None else f"node 'fc' (Gemm), attribute 'alpha'{expected}")
 
 
-def test_a_binary_inside_a_model_is_told_by_its_first_byte_and_its_size(tmp_path: Path) -> None:
+def test_changed_embedded_binary_is_reported_by_byte_and_size(tmp_path: Path) -> None:
     binary = bytes(range(256)) * 40
     other = bytearray(binary)
     other[7777] ^= 1
@@ -142,7 +144,7 @@ def test_a_binary_inside_a_model_is_told_by_its_first_byte_and_its_size(tmp_path
 
 @given(place=st.integers(0, 6), bits=st.sampled_from([TensorProto.INT4, TensorProto.UINT4]), value=st.integers(0, 7))
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_an_element_of_half_a_byte_is_found(tmp_path: Path, place: int, bits: int, value: int) -> None:
+def test_changed_4_bit_element_is_found(tmp_path: Path, place: int, bits: int, value: int) -> None:
     values = [1, 2, 3, 4, 5, 6, 7]
     changed = [*values[:place], value, *values[place + 1 :]]
     models = [_with_tensor(helper.make_tensor("w", bits, [7], numbers)) for numbers in (values, changed)]
@@ -165,13 +167,15 @@ NANS = [np.frombuffer(bytes.fromhex(text), "<f4") for text in ("0000c07f", "0100
         (*NANS, " (float32 [1]), element [0]: 0x0000c07f -> 0x0100c07f"),
     ],
 )
-def test_tensors_are_compared(tmp_path: Path, before: np.ndarray, now: np.ndarray, expected: str) -> None:
+def test_tensors_are_compared_by_shape_type_and_values(
+    tmp_path: Path, before: np.ndarray, now: np.ndarray, expected: str
+) -> None:
     models = [_with_tensor(numpy_helper.from_array(each, "w")) for each in (before, now)]
     assert _difference(tmp_path, *models) == f"initializer 'w'{expected}"
 
 
 @pytest.mark.usefixtures("low_threshold")
-def test_one_model_in_two_layouts_is_one_model(tmp_path: Path, linear: ModelMaker) -> None:
+def test_inline_and_external_layouts_are_equal(tmp_path: Path, linear: ModelMaker) -> None:
     """In one file as typed data, and as raw bytes in an external file."""
     before, now = tmp_path / "before.onnx", tmp_path / "now.onnx"
     before.write_bytes(linear().SerializeToString())
@@ -180,7 +184,7 @@ def test_one_model_in_two_layouts_is_one_model(tmp_path: Path, linear: ModelMake
     assert first_difference(before, now) is None
 
 
-def test_all_kinds_of_models_are_equal_to_themselves(tmp_path: Path, onnx_test_models: list[Path]) -> None:
+def test_every_onnx_test_model_equals_itself(tmp_path: Path, onnx_test_models: list[Path]) -> None:
     """Every operator and nesting in onnx's own tests."""
     for path in onnx_test_models[::25]:
         model = onnx.load(path)

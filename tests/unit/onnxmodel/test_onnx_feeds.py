@@ -73,7 +73,7 @@ SPECS = [
 
 
 @pytest.mark.parametrize("distribution", ["uniform", "normal"])
-def test_an_input_gets_the_same_values_beside_whichever_others(distribution: Distribution) -> None:
+def test_input_values_do_not_depend_on_other_inputs(distribution: Distribution) -> None:
     together = list(random_feeds(SPECS, 3, 4, distribution))
     reordered = list(random_feeds(SPECS[::-1], 3, 2, distribution))
     for index in range(2):
@@ -82,7 +82,7 @@ def test_an_input_gets_the_same_values_beside_whichever_others(distribution: Dis
             assert together[index][spec.name].dtype == spec.dtype
 
 
-def test_seed_name_and_index_change_the_values_and_nothing_else_does() -> None:
+def test_values_depend_only_on_seed_name_and_index() -> None:
     samples = [sample["pixels"].tobytes() for sample in random_feeds([SPECS[1]], 0, 2)]
     renamed = TensorSpec("other", "float32", (1, 3, 4), (-1, 1))
     assert len({*samples, _one(SPECS[1], seed=1).tobytes(), _one(renamed).tobytes()}) == 4
@@ -104,7 +104,7 @@ def test_values_stay_in_their_range(dtype: str, low: int, width: int, distributi
     assert values.max() < low + width
 
 
-def test_a_range_is_used_up_to_its_ends_and_without_one_name_and_type_decide() -> None:
+def test_range_is_fully_used_and_defaults_to_name_and_type() -> None:
     assert set(_one(TensorSpec("x", "int64", (200,), (3, 6)))) == {3, 4, 5}
     assert set(_one(TensorSpec("x", "int64", (20,), (1, 1)))) == {1}
     assert set(_one(TensorSpec("attention_mask", "int64", (40,)))) == {1}
@@ -123,7 +123,7 @@ def test_a_range_is_used_up_to_its_ends_and_without_one_name_and_type_decide() -
     ("dtype", "value_range", "words"),
     [*((name, None, "'x'") for name in ("string", "not a tensor", "bfloat16")), ("int8", (0, 1000), "int8")],
 )
-def test_types_and_ranges_without_random_values_are_refused(
+def test_unsupported_types_and_ranges_are_refused(
     dtype: str, value_range: tuple[float, float] | None, words: str
 ) -> None:
     with pytest.raises(InputError, match=words):
@@ -131,7 +131,7 @@ def test_types_and_ranges_without_random_values_are_refused(
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from(["attention_mask", "decoder_attention_mask"]))
-def test_a_random_mask_does_not_hide_the_first_token(seed: int, name: str) -> None:
+def test_random_mask_keeps_the_first_token(seed: int, name: str) -> None:
     [feed] = random_feeds([TensorSpec(name, "int32", (2, 5), (0, 2))], seed, 1)
     assert feed[name][:, 0].tolist() == [1, 1]
     assert set(feed[name].flatten().tolist()) <= {0, 1}
@@ -185,14 +185,14 @@ def saved(path: Path, inputs: str, constants: str, nodes: str) -> Path:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_model_runs_on_random_integers(tmp_path: Path, case: str) -> None:
+def test_model_runs_on_random_integers(tmp_path: Path, case: str) -> None:
     path = saved(tmp_path / "model.onnx", *CASES[case])
     session, inputs = onnxruntime.InferenceSession(path), model_inputs(path)
     for feed in (*random_feeds(inputs, 0, 8), *random_feeds(inputs, 1, 8, "normal")):
         session.run(None, feed)
 
 
-def test_sizes_and_depths_that_nothing_fails_over_are_kept_too(tmp_path: Path) -> None:
+def test_integer_ranges_avoid_oversized_depths_and_repeats(tmp_path: Path) -> None:
     constants = "int64 depth = {4}, float[2] values = {0, 1}"
     path = saved(tmp_path / "a.onnx", "int64[6] i", constants, "y = OneHot (i, depth, values)")
     session = onnxruntime.InferenceSession(path)
@@ -202,7 +202,7 @@ def test_sizes_and_depths_that_nothing_fails_over_are_kept_too(tmp_path: Path) -
     assert {feed["i"].max() for feed in random_feeds(model_inputs(path), 0, 8)} == {1}
 
 
-def test_integers_that_nothing_bounds_are_the_usual_ones(tmp_path: Path) -> None:
+def test_unbounded_integers_use_the_default_range(tmp_path: Path) -> None:
     constants = f"int64 low = {{0}}, int64 high = {{2}}, {TABLE}"
     clipped = "c = Clip (i, low, high)  y = Gather (table, c)"
     for number, nodes in enumerate(("y = Cast <to = 1> (i)", clipped)):
@@ -212,7 +212,7 @@ def test_integers_that_nothing_bounds_are_the_usual_ones(tmp_path: Path) -> None
         assert set(feed["i"].tolist()) == set(range(10))
 
 
-def test_what_the_metadata_tells_is_not_second_guessed(tmp_path: Path) -> None:
+def test_metadata_range_takes_precedence(tmp_path: Path) -> None:
     path = saved(tmp_path / "model.onnx", "int64[50] i", TABLE, "y = Gather (table, i)")
     model = onnx.load(path)
     model.metadata_props.add(key="winml.io.inputs", value='[{"name": "i", "value_range": [1, 2]}]')

@@ -34,7 +34,7 @@ def _names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_canonical_models_tell_nothing_of_where_they_were_made(branching: onnx.ModelProto) -> None:
+def test_canonical_model_has_no_trace_of_its_origin(branching: onnx.ModelProto) -> None:
     canonicalise(branching)
     content = branching.SerializeToString()
     for trace in (b"somebody", b"my-laptop", b"line", b"text"):
@@ -43,7 +43,7 @@ def test_canonical_models_tell_nothing_of_where_they_were_made(branching: onnx.M
     assert [(entry.key, entry.value) for entry in branching.metadata_props] == [("winml.note", "kept")]
 
 
-def test_models_that_differ_only_in_notes_are_the_same_bytes(linear: ModelMaker, tmp_path: Path) -> None:
+def test_models_differing_only_in_notes_have_equal_bytes(linear: ModelMaker, tmp_path: Path) -> None:
     first, second = linear(), linear()
     first.producer_version, second.producer_version = "9+cpu", "9+cu130"
     second.graph.node[0].doc_string = "elsewhere"
@@ -55,7 +55,7 @@ def test_models_that_differ_only_in_notes_are_the_same_bytes(linear: ModelMaker,
     assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
 
 
-def test_the_threshold_is_at_100_mebibytes(tmp_path: Path) -> None:
+def test_external_data_threshold_is_100_mib(tmp_path: Path) -> None:
     size = 100 * 2**20
     for length, expected in ((size - 1, ["m.onnx"]), (size, ["m.onnx", "m.onnx.data"])):
         model = onnx.ModelProto(ir_version=10, opset_import=[onnx.OperatorSetIdProto(version=21)])
@@ -65,7 +65,7 @@ def test_the_threshold_is_at_100_mebibytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("low_threshold")
-def test_large_models_have_their_large_tensors_beside_them(linear: ModelMaker, tmp_path: Path) -> None:
+def test_large_model_stores_large_tensors_externally(linear: ModelMaker, tmp_path: Path) -> None:
     model, path = linear(), tmp_path / "m.onnx"
     (tmp_path / "plain").mkdir()
     onnx.save(model, tmp_path / "plain" / "m.onnx")
@@ -93,7 +93,7 @@ def test_large_models_have_their_large_tensors_beside_them(linear: ModelMaker, t
 
 @pytest.mark.usefixtures("low_threshold")
 @pytest.mark.parametrize("name", ["INT4", "UINT4", "FLOAT16", "BFLOAT16", "INT8", "DOUBLE", "BOOL", "UINT16", "INT64"])
-def test_every_element_type_survives_being_stored_outside(name: str, linear: ModelMaker, tmp_path: Path) -> None:
+def test_every_element_type_survives_external_storage(name: str, linear: ModelMaker, tmp_path: Path) -> None:
     data_type = onnx.TensorProto.DataType.Value(name)
     model = linear()
     values = [value % 2 for value in range(20001)]
@@ -104,14 +104,14 @@ def test_every_element_type_survives_being_stored_outside(name: str, linear: Mod
 
 
 @pytest.mark.usefixtures("low_threshold")
-def test_texts_stay_inside(linear: ModelMaker, tmp_path: Path) -> None:
+def test_string_tensors_stay_inline(linear: ModelMaker, tmp_path: Path) -> None:
     model = linear()
     model.graph.initializer.append(onnx.helper.make_tensor("text", onnx.TensorProto.STRING, [1], [b"a" * 2000]))
     save_model(model, tmp_path / "m.onnx")
     assert load_model(tmp_path / "m.onnx") == model
 
 
-def test_weights_of_subgraphs_move_too(
+def test_subgraph_weights_are_stored_externally(
     branching: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(files, "EXTERNAL_DATA_THRESHOLD", 1024)
@@ -121,7 +121,7 @@ def test_weights_of_subgraphs_move_too(
 
 
 @pytest.mark.usefixtures("low_threshold")
-def test_a_graph_can_be_edited_without_its_weights(linear: ModelMaker, tmp_path: Path) -> None:
+def test_graph_can_be_edited_without_its_weights(linear: ModelMaker, tmp_path: Path) -> None:
     for name in ("in", "out"):
         (tmp_path / name).mkdir()
     source, edited = tmp_path / "in" / "a.onnx", tmp_path / "out" / "b.onnx"
@@ -142,7 +142,7 @@ def test_a_graph_can_be_edited_without_its_weights(linear: ModelMaker, tmp_path:
 
 
 @pytest.mark.parametrize("layout", ["large in files", "small in a file", "constants in a file"])
-def test_other_layouts_of_external_data_become_ours(
+def test_foreign_external_layouts_are_converted(
     linear: ModelMaker, branching: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
 ) -> None:
     theirs = tmp_path / "theirs" / "m.onnx"
@@ -164,7 +164,7 @@ def test_other_layouts_of_external_data_become_ours(
 
 
 @pytest.mark.usefixtures("low_threshold")
-def test_missing_short_and_misplaced_weights_are_told_apart(linear: ModelMaker, tmp_path: Path) -> None:
+def test_missing_short_and_misplaced_weights_are_distinguished(linear: ModelMaker, tmp_path: Path) -> None:
     path, data = tmp_path / "m.onnx", tmp_path / "m.onnx.data"
     save_model(linear(), path)
     content = data.read_bytes()
@@ -185,7 +185,7 @@ def test_missing_short_and_misplaced_weights_are_told_apart(linear: ModelMaker, 
                 load_model(bad, weights=weights)
 
 
-def test_a_folder_that_the_file_itself_names_is_ignored(branching: onnx.ModelProto, tmp_path: Path) -> None:
+def test_basepath_in_model_file_is_ignored(branching: onnx.ModelProto, tmp_path: Path) -> None:
     (tmp_path / "secrets").mkdir()
     (tmp_path / "secrets" / "key").write_bytes(bytes(2048))
     weight = branching.graph.initializer.add(name="w", data_type=1, dims=[512])
@@ -203,7 +203,7 @@ def test_a_folder_that_the_file_itself_names_is_ignored(branching: onnx.ModelPro
         tensor.data_location = onnx.TensorProto.DEFAULT
 
 
-def test_what_is_not_a_model_is_an_input_error(linear: ModelMaker, tmp_path: Path) -> None:
+def test_invalid_model_is_an_input_error(linear: ModelMaker, tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     with pytest.raises(InputError, match="does not exist"):
         load_model(path)

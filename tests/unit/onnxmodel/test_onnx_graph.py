@@ -76,7 +76,7 @@ def _value(proto: onnx.ValueInfoProto) -> Value:
     return Value(proto.name, tensor.elem_type, sizes)
 
 
-def test_reads_what_protobuf_reads(onnx_test_models: list[Path]) -> None:
+def test_parsed_models_match_protobuf(onnx_test_models: list[Path]) -> None:
     for path in onnx_test_models:
         expected = onnx.load(path, load_external_data=False)
         found = read_model(path)
@@ -85,7 +85,7 @@ def test_reads_what_protobuf_reads(onnx_test_models: list[Path]) -> None:
         _assert_same_graph(found.graph, expected.graph)
 
 
-def test_reads_subgraphs_functions_sparse_weights_and_metadata(branching: onnx.ModelProto, scratch: Path) -> None:
+def test_subgraphs_functions_sparse_weights_and_metadata_are_parsed(branching: onnx.ModelProto, scratch: Path) -> None:
     found = read_model(_write(scratch, branching.SerializeToString()))
     _assert_same_graph(found.graph, branching.graph)
     _assert_same_nodes(found.functions[0].nodes, branching.functions[0].node)
@@ -117,7 +117,7 @@ def test_tensor_data_is_not_read(scratch: Path) -> None:
     assert [tensor.stored_bytes for tensor in graph.initializers] == [payload]
 
 
-def test_any_truncation_is_refused_or_still_a_model_to_protobuf_too(branching: onnx.ModelProto, scratch: Path) -> None:
+def test_truncated_model_is_refused_or_valid_for_protobuf(branching: onnx.ModelProto, scratch: Path) -> None:
     content = branching.SerializeToString()
     accepted = 0
     for length in range(0, len(content), 3):
@@ -168,14 +168,14 @@ def _everything() -> bytes:
     return model.SerializeToString()
 
 
-def test_packed_and_unpacked_dimensions_are_both_read(scratch: Path) -> None:
+def test_packed_and_unpacked_dimensions_are_parsed(scratch: Path) -> None:
     packed, unpacked = b"\x0a\x02\x03\x04", b"\x08\x03\x08\x04"
     for dims in (packed, unpacked):
         content = START + _sized(b"\x2a" + _sized(dims + b"\x10\x01"))
         assert read_model(_write(scratch, content)).graph.initializers[0].dims == (3, 4)
 
 
-def test_what_is_no_model_is_refused(scratch: Path, tmp_path: Path) -> None:
+def test_invalid_model_is_refused(scratch: Path, tmp_path: Path) -> None:
     graph = b""
     for _ in range(2000):  # nested without end
         graph = b"\x0a" + _sized(b"\x2a" + _sized(b"\x32" + _sized(graph)))

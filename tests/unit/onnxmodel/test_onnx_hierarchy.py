@@ -36,33 +36,33 @@ LINEAR = (("MatMul", "xw", "product"), ("Add", ["product", "b"], "sum"), ("Relu"
 TAGS = {"node_product": "/A/Linear", "node_sum": "/A/Linear", "node_y": "/A"}
 
 
-def test_a_fused_node_has_the_tag_of_the_last_that_it_replaces() -> None:
+def test_fused_node_gets_the_tag_of_the_last_replaced_node() -> None:
     assert tags_after(model_of(*LINEAR), TAGS, ("Gemm", "xwb", "sum"), ("Relu", ["sum"], "y")) == {
         "sum": "/A/Linear",
         "y": "/A",
     }
 
 
-def test_new_nodes_belong_to_what_reads_them() -> None:
+def test_new_nodes_get_the_tag_of_their_reader() -> None:
     around = (("Reshape", ["x"], "flat"), ("Gemm", ["flat", "w", "b"], "long"), ("Reshape", ["long"], "sum"))
     found = tags_after(model_of(*LINEAR), TAGS, *around, ("Relu", ["sum"], "y"))
     assert found == {"flat": "/A/Linear", "long": "/A/Linear", "sum": "/A/Linear", "y": "/A"}
 
 
-def test_a_new_node_belongs_to_whose_weights_it_reads() -> None:
+def test_new_node_gets_the_tag_of_its_weights() -> None:
     before = model_of(*LINEAR)
     before.graph.initializer.append(helper.make_tensor("w", 1, [1], [1.0]))
     assert tags_after(before, TAGS, ("Gemm", "xwb", "new"), ("Relu", ["new"], "y")) == {"new": "/A/Linear", "y": "/A"}
 
 
-def test_a_new_node_with_two_readers_belongs_to_what_holds_both() -> None:
+def test_new_node_with_two_readers_gets_their_common_parent() -> None:
     before = (("Abs", ["x"], "one"), ("Neg", ["x"], "two"), ("Add", ["one", "two"], "y"))
     tags = {"node_one": "/A/B/One", "node_two": "/A/B/Two", "node_y": "/A"}
     after = (("Cast", ["x"], "z"), ("Abs", ["z"], "one"), ("Neg", ["z"], "two"), before[2])
     assert tags_after(model_of(*before), tags, *after)["z"] == "/A/B"
 
 
-def test_a_new_node_that_nothing_tagged_reads_has_no_tag() -> None:
+def test_new_node_without_tagged_reader_has_no_tag() -> None:
     assert tags_after(model_of(*LINEAR), {"node_sum": "/A"}, ("Gemm", "xwb", "sum"), ("Neg", ["sum"], "new")) == {
         "sum": "/A",
         "new": "",
@@ -70,7 +70,7 @@ def test_a_new_node_that_nothing_tagged_reads_has_no_tag() -> None:
 
 
 @given(st.dictionaries(st.sampled_from([f"node_{name}" for name in ("product", "sum", "y")]), st.just("/A/B")))
-def test_a_model_that_stays_as_it_was_keeps_its_tags(tags: dict[str, str]) -> None:
+def test_unchanged_model_keeps_its_tags(tags: dict[str, str]) -> None:
     model = model_of(*LINEAR)
     set_tags(model, tags)
     same = onnx.ModelProto()
@@ -82,7 +82,7 @@ def test_a_model_that_stays_as_it_was_keeps_its_tags(tags: dict[str, str]) -> No
     assert {name: kept[name] for name in tags} == tags
 
 
-def test_tags_are_in_a_canonical_file_and_what_others_noted_is_not(tmp_path: Path) -> None:
+def test_canonical_file_keeps_tags_and_drops_other_metadata(tmp_path: Path) -> None:
     model = model_of(*LINEAR)
     set_tags(model, TAGS)
     model.graph.node[0].metadata_props.add(key="pkg.torch.onnx.stack_trace", value="somewhere.py")

@@ -38,7 +38,7 @@ def quantized_precision(linear: ModelMaker, quantized: Callable[..., Path]) -> C
         (QuantType.QInt16, QuantType.QInt16, "w16a16"),
     ],
 )
-def test_qdq_models_are_called_by_the_widths_that_they_have(
+def test_qdq_model_is_named_by_its_widths(
     quantized_precision: Callable[..., FoundPrecision], weight: QuantType, activation: QuantType, name: str
 ) -> None:
     precision = quantized_precision(weight_type=weight, activation_type=activation)
@@ -48,7 +48,7 @@ def test_qdq_models_are_called_by_the_widths_that_they_have(
     assert precision.matrix_nodes == (1, 1)
 
 
-def test_weights_that_are_quantized_while_the_model_runs_are_weights_too(
+def test_weights_quantized_at_runtime_count_as_weights(
     quantized_precision: Callable[..., FoundPrecision],
 ) -> None:
     precision = quantized_precision(activation_type=QuantType.QUInt16, extra_options={"AddQDQPairToWeight": True})
@@ -58,7 +58,7 @@ def test_weights_that_are_quantized_while_the_model_runs_are_weights_too(
     assert precision.text == "w8a16, 2% of all elements are uint16, outside of MatMul, Gemm and Conv"
 
 
-def test_an_embedding_table_does_not_rename_a_model(tmp_path: Path) -> None:
+def test_embedding_table_does_not_change_the_precision_name(tmp_path: Path) -> None:
     """MiniLM in w8a16 has more 16-bit elements in its table than 8-bit elements in all its MatMuls."""
     text = f"""<ir_version: 10, opset_import: ["": 21]> g (int64[4] x) => (float[4, 2] y)
     <float s = {{0.1}}, uint8 z8 = {{128}}, uint16 z16 = {{32768}},
@@ -76,7 +76,7 @@ def test_an_embedding_table_does_not_rename_a_model(tmp_path: Path) -> None:
     assert precision.text == "w8a16, 100% of all elements are uint16, outside of MatMul, Gemm and Conv"
 
 
-def test_activations_that_were_kept_wide_are_told_with_their_share(
+def test_wider_activations_are_reported_with_their_share(
     quantized_precision: Callable[..., FoundPrecision],
 ) -> None:
     options = {"TensorQuantOverrides": {"t": [{"quant_type": QuantType.QUInt16}]}}
@@ -86,7 +86,7 @@ def test_activations_that_were_kept_wide_are_told_with_their_share(
     assert precision.text == "w8a8, 1 of 3 activations are uint16"
 
 
-def test_operators_on_integers_say_which_kind_they_are(
+def test_integer_operators_are_named_by_kind(
     linear: ModelMaker, quantized_precision: Callable[..., FoundPrecision], tmp_path: Path
 ) -> None:
     onnx.save(linear(), tmp_path / "float.onnx")
@@ -101,9 +101,7 @@ def test_operators_on_integers_say_which_kind_they_are(
 
 
 @pytest.mark.parametrize(("level", "told"), [(0, ""), (4, ", activations rounded to 8 bits inside MatMulNBits")])
-def test_blocks_of_four_bits_tell_the_floats_beside_them(
-    linear: ModelMaker, tmp_path: Path, level: int, told: str
-) -> None:
+def test_four_bit_blocks_are_named_with_float_type(linear: ModelMaker, tmp_path: Path, level: int, told: str) -> None:
     quantizer = MatMulNBitsQuantizer(
         linear(), algo_config=DefaultWeightOnlyQuantConfig(block_size=32, accuracy_level=level)
     )
@@ -114,7 +112,7 @@ def test_blocks_of_four_bits_tell_the_floats_beside_them(
     assert precision.text.startswith(f"w4a32 (weights only){told}")
 
 
-def test_floats_are_told_with_their_shares(tmp_path: Path) -> None:
+def test_float_types_are_reported_with_their_shares(tmp_path: Path) -> None:
     halves = numpy_helper.from_array(np.ones((6, 2), np.float16), "h")
     wholes = numpy_helper.from_array(np.ones(4, np.float32), "f")
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT16, [2, 2]) for name in "xy")
@@ -127,7 +125,7 @@ def test_floats_are_told_with_their_shares(tmp_path: Path) -> None:
     assert found(helper.make_model(helper.make_graph(nodes[2:], "g", [x], [y])), tmp_path).text == "fp16"
 
 
-def test_a_compiled_model_tells_its_edges_only(tmp_path: Path) -> None:
+def test_compiled_model_reports_edge_types_only(tmp_path: Path) -> None:
     text = """<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]> g (float[1] x) => (float[1] y)
     <float s = {1.0}, uint16 z = {0}> {
         q = com.microsoft.EPContext (x)
@@ -138,7 +136,7 @@ def test_a_compiled_model_tells_its_edges_only(tmp_path: Path) -> None:
     assert precision.text == "inside the compiled binary, quantized to uint16 at its edges"
 
 
-def test_nodes_that_lack_what_they_need_are_no_reason_to_stop(tmp_path: Path) -> None:
+def test_incomplete_nodes_are_tolerated(tmp_path: Path) -> None:
     names = ("QuantizeLinear", "DequantizeLinear", "MatMul", "MatMulNBits", "GatherBlockQuantized", "QLinearConv")
     nodes = [helper.make_node(name, [], []) for name in (*names, "MatMulInteger", "Constant", "EPContext")]
     (tmp_path / "m.onnx").write_bytes(helper.make_model(helper.make_graph(nodes, "g", [], [])).SerializeToString())

@@ -26,7 +26,7 @@ UNSAFE = (
 
 
 @pytest.mark.parametrize("location", UNSAFE)
-def test_names_that_could_leave_the_folder_are_refused(location: str) -> None:
+def test_names_that_leave_the_folder_are_refused(location: str) -> None:
     with pytest.raises(InputError, match=r"model\.onnx"):
         sidecar_name(MODEL, location)
 
@@ -40,12 +40,12 @@ def test_names_that_could_leave_the_folder_are_refused(location: str) -> None:
         ("Grüße.bin", "Grüße.bin"),
     ],
 )
-def test_plain_names_are_taken(location: str, name: str) -> None:
+def test_plain_names_are_normalized(location: str, name: str) -> None:
     assert sidecar_name(MODEL, location) == name
 
 
 @given(st.text(alphabet=st.sampled_from("ab./\\:~ \x00"), max_size=12))
-def test_an_accepted_name_stays_in_its_folder(location: str) -> None:
+def test_accepted_name_stays_in_its_folder(location: str) -> None:
     try:
         name = sidecar_name(MODEL, location)
     except InputError:
@@ -54,7 +54,7 @@ def test_an_accepted_name_stays_in_its_folder(location: str) -> None:
     assert folder in (folder / name).resolve().parents
 
 
-def test_a_link_is_refused_wherever_it_leads(tmp_path: Path) -> None:
+def test_link_is_refused_wherever_it_points(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "w.bin").write_bytes(b"1")
     try:
@@ -96,7 +96,7 @@ def _model(binary: str, data: str) -> onnx.ModelProto:
 
 @settings(max_examples=40)
 @given(_NAMES, _NAMES, _NAMES, _NAMES)
-def test_every_reference_gets_its_new_name_and_all_other_bytes_stay(
+def test_renaming_updates_every_reference_and_no_other_byte(
     tmp_path_factory: pytest.TempPathFactory, binary: str, data: str, new_binary: str, new_data: str
 ) -> None:
     folder = tmp_path_factory.mktemp("renamed")
@@ -111,7 +111,7 @@ def test_every_reference_gets_its_new_name_and_all_other_bytes_stay(
     assert (folder / "n.onnx").read_bytes() == expected.SerializeToString()
 
 
-def test_what_is_renamed_is_found_under_the_new_name_and_the_rest_stays(tmp_path: Path) -> None:
+def test_renamed_binary_is_found_and_other_references_are_unchanged(tmp_path: Path) -> None:
     source, renamed = tmp_path / "m.onnx", tmp_path / "n.onnx"
     source.write_bytes(_model("./a.bin", "b.data").SerializeToString())
     write_renamed(source, renamed, {"c.bin": "d.bin"})
@@ -123,7 +123,7 @@ def test_what_is_renamed_is_found_under_the_new_name_and_the_rest_stays(tmp_path
 
 
 @pytest.mark.parametrize("content", [b"no model at all", _model("a", "b").SerializeToString()[:-9]])
-def test_what_is_no_model_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_invalid_model_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "m.onnx").write_bytes(content)
     with pytest.raises(InputError, match="not an ONNX model"):
         write_renamed(tmp_path / "m.onnx", tmp_path / "n.onnx", {})

@@ -55,7 +55,7 @@ def key(planned: BuildGraph, node_id: str) -> str:
     return cache_key(key_inputs_of(node, digests))
 
 
-def test_every_optimize_reads_the_same_model_and_all_that_was_discovered_before_it(store: Store) -> None:
+def test_every_optimize_reads_same_model_and_earlier_discoveries(store: Store) -> None:
     graph = planned(store, ep="cpu", precision="w8a8")
     assert [node.id for node in searching(graph)] == [
         *("optimize.0", "analyze.0", "optimize.1", "analyze.1"),
@@ -72,7 +72,7 @@ def test_every_optimize_reads_the_same_model_and_all_that_was_discovered_before_
     assert [node.id for node in graph.graph.nodes if node.check] == ["analyze.3"]
 
 
-def test_a_search_changes_no_key_of_what_it_begins_with(store: Store) -> None:
+def test_search_does_not_change_the_first_key(store: Store) -> None:
     """Nor does the target: builds for several targets share the first optimize, and all rounds if nothing is
     discovered.
     """
@@ -96,7 +96,7 @@ def test_a_search_changes_no_key_of_what_it_begins_with(store: Store) -> None:
         ({"auto": False}, Overrides(analyze=True, max_optim_iterations=0), ["optimize.0", "analyze.0"], False),
     ],
 )
-def test_what_switches_rounds_off(
+def test_search_rounds_can_be_limited_or_disabled(
     store: Store, recipe: dict[str, Any], overrides: Overrides, ids: list[str], proposes: bool | None
 ) -> None:
     graph = planned(store, overrides, **recipe)
@@ -107,7 +107,7 @@ def test_what_switches_rounds_off(
     assert ("no capabilities" in graph.sources) is (ids != [])
 
 
-def test_a_model_that_is_quantized_already_is_judged_once(store: Store) -> None:
+def test_quantized_model_is_analyzed_once(store: Store) -> None:
     value, result = (helper.make_tensor_value_info(name, TensorProto.UINT8, [1]) for name in "xy")
     nodes = [
         helper.make_node("DequantizeLinear", ["x", "s"], ["f"]),
@@ -120,7 +120,7 @@ def test_a_model_that_is_quantized_already_is_judged_once(store: Store) -> None:
     assert graph.graph.node("analyze.0").inputs["model"] == "qdq.onnx"
 
 
-def test_nodes_are_judged_as_what_quantize_will_make_of_them(store: Store) -> None:
+def test_analyze_config_uses_quantized_types(store: Store) -> None:
     quant: dict[str, Any] = {"weight_type": "int8", "activation_type": "uint16", "per_channel": False}
     quant["nodes_to_exclude"] = ["/head/*"]
     quant["op_types_to_exclude"] = ["Softmax"]
@@ -145,7 +145,7 @@ def test_nodes_are_judged_as_what_quantize_will_make_of_them(store: Store) -> No
 
 
 @pytest.mark.parametrize(("precision", "width"), [("w8a8", 8), ("w8a16", 16), ("w16a16", 16)])
-def test_analyze_assumes_the_operators_that_quantize_takes_on_the_cpu(store: Store, precision: str, width: int) -> None:
+def test_analyze_assumes_operators_that_quantize_uses_on_cpu(store: Store, precision: str, width: int) -> None:
     build = planned(store, Overrides(optimize=False), ep="cpu", precision=precision)
     (node,) = searching(build)
     (quantize,) = [node for node in build.graph.nodes if node.stage.name == "quantize"]
@@ -167,7 +167,7 @@ def test_analyze_assumes_the_operators_that_quantize_takes_on_the_cpu(store: Sto
 
 
 @pytest.mark.parametrize(("precision", "types"), [("fp16", "float16"), ("w4a16", "float16"), ("w4a32", None)])
-def test_floats_of_16_bits_are_judged_so_and_weights_of_4_alone_are_not(
+def test_fp16_activations_are_analyzed_and_4_bit_weights_alone_are_not(
     store: Store, precision: str, types: str | None
 ) -> None:
     (node,) = searching(planned(store, Overrides(optimize=False), ep="cpu", precision=precision))
@@ -175,14 +175,14 @@ def test_floats_of_16_bits_are_judged_so_and_weights_of_4_alone_are_not(
     assert (quant["activation_type"] if isinstance(quant, dict) else quant) == types
 
 
-def test_a_recipe_reaches_analyze_with_what_it_says_of_capabilities_that_can_be_proposed(store: Store) -> None:
+def test_analyze_gets_only_proposable_capabilities_of_recipe(store: Store) -> None:
     optim = {"gelu_fusion": False, "bias_softmax_fusion": True, "clamp_constant_values": True}
     (_, node) = searching(planned(store, Overrides(max_optim_iterations=0), optim=optim))
     assert node.config["optim"] == {"clamp_constant_values": True, "gelu_fusion": False}
     assert {fusion.capability for fusion in FUSIONS} <= {*ASKED_ABOUT}
 
 
-def test_a_target_that_nothing_is_known_of_is_told(store: Store) -> None:
+def test_target_without_support_table_is_reported(store: Store) -> None:
     (told,) = (notice for notice in planned(store, ep="migraphx", device="gpu").summary.notices if "table" in notice)
     assert told.startswith("There is no table of what MIGraphXExecutionProvider (gpu) takes")
     assert not any("table" in notice for notice in planned(store, ep="migraphx", auto=False).summary.notices)
@@ -193,7 +193,7 @@ def planned_from_cache(store: Store) -> BuildGraph:
     return plan_request(Request(Path("recipe.yaml"), Overrides(), Path("out")), store, download=False)
 
 
-def test_a_table_of_the_users_own_counts_and_comes_first(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_support_table_takes_precedence(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when it comes after a plan was made."""
     monkeypatch.setattr(file_reading, "SETTLED_NS", 0)
     assert "operator support" not in planned_from_cache(store).sources
@@ -207,7 +207,7 @@ def test_a_table_of_the_users_own_counts_and_comes_first(store: Store, monkeypat
     assert planned_from_cache(store).sources["operator support"] != graph.sources["operator support"]
 
 
-def test_tables_of_winml_cli_that_come_later_are_seen(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_winml_cli_tables_are_detected(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_reading, "SETTLED_NS", 0)
     monkeypatch.setenv("WINMLCLI_RULES_DIR", str(Path.cwd() / "rules"))
     folder = Path("rules", "MIGraphXExecutionProvider_GPU")

@@ -68,7 +68,7 @@ def statuses(ended: Mapping[str, Ended[BuildResult]]) -> dict[str, list[Status]]
     }
 
 
-def test_what_is_shared_runs_once_and_every_build_has_its_own_folder(builds: Builds) -> None:
+def test_shared_stages_run_once_and_each_build_has_its_folder(builds: Builds) -> None:
     planned = builds.plan("one") | builds.plan("two") | builds.plan("half", "fp16")
     counted = count_stages(merged(planned))
     assert (counted.builds, counted.stages, counted.apart) == (3, 3, 4)
@@ -96,7 +96,7 @@ def test_what_is_shared_runs_once_and_every_build_has_its_own_folder(builds: Bui
         assert not again.changed
 
 
-def test_a_build_that_cannot_be_planned_or_placed_keeps_no_other_back(builds: Builds) -> None:
+def test_unplannable_or_unplaceable_build_does_not_stop_others(builds: Builds) -> None:
     (builds.folder / "taken").mkdir()
     (builds.folder / "taken" / "model.onnx").write_text("mine")
     planned = {"lost": InputError("There is no such model.")} | builds.plan("taken") | builds.plan("whole")
@@ -110,7 +110,7 @@ def test_a_build_that_cannot_be_planned_or_placed_keeps_no_other_back(builds: Bu
     assert (builds.folder / "whole" / "model.onnx").is_file()
 
 
-def test_a_blob_that_is_found_rotten_when_it_is_placed_is_made_again(builds: Builds) -> None:
+def test_corrupt_blob_found_on_placement_is_rebuilt(builds: Builds) -> None:
     build_all(builds.plan("one"), Driver(builds.store, OPTIONS))
     rotten = [
         path
@@ -128,7 +128,7 @@ def test_a_blob_that_is_found_rotten_when_it_is_placed_is_made_again(builds: Bui
         assert (builds.folder / label / "model.onnx").read_bytes() == (builds.folder / "one/model.onnx").read_bytes()
 
 
-def test_builds_with_stages_of_their_own_work_in_their_own_folders(builds: Builds) -> None:
+def test_builds_with_own_stages_use_their_own_folders(builds: Builds) -> None:
     writes = "import sys; open(sys.argv[1], 'w').write('done')"
     programs = {"first": writes, "broken": "raise SystemExit(3)", "last": writes}
     planned = {label: graph for name in programs for label, graph in builds.own_stages(name, programs[name]).items()}
@@ -139,7 +139,7 @@ def test_builds_with_stages_of_their_own_work_in_their_own_folders(builds: Build
     assert not (builds.folder / "broken" / "note.txt").exists()
 
 
-def test_rebuild_runs_shared_stages_once_too(builds: Builds) -> None:
+def test_rebuild_runs_shared_stages_once(builds: Builds) -> None:
     planned = builds.plan("one") | builds.plan("two")
     build_all(planned, Driver(builds.store, OPTIONS))
     again = builds.plan("one") | builds.plan("two")
@@ -173,14 +173,14 @@ def own_stage(script: str, store: Store) -> BuildGraph:
     return plan_request(Request(Path("recipe.yaml"), Overrides(), Path("out")), store, download=False)
 
 
-def test_uploads_are_completed_of_a_build_and_of_one_whose_stage_fails(store: Settling) -> None:
+def test_uploads_complete_after_success_and_stage_failure(store: Settling) -> None:
     assert not build(own_stage("pass", store), Driver(store)).failed
     assert store.settled == 1
     assert build(own_stage("sys.exit(1)", store), Driver(store)).failed
     assert store.settled == 2
 
 
-def test_uploads_are_completed_of_a_build_whose_files_cannot_be_put_in_place(store: Settling) -> None:
+def test_uploads_complete_when_output_cannot_be_placed(store: Settling) -> None:
     in_the_way = own_stage("open('out', 'w').close()", store)
     with pytest.raises(StoreError):
         build(in_the_way, Driver(store))
@@ -188,7 +188,7 @@ def test_uploads_are_completed_of_a_build_whose_files_cannot_be_put_in_place(sto
     assert store.records.all()
 
 
-def test_uploads_are_not_completed_of_a_build_that_is_interrupted(store: Settling) -> None:
+def test_uploads_are_not_awaited_after_interrupt(store: Settling) -> None:
     class Impatient(Silent):
         def finished(self, result: StageResult) -> None:  # noqa: ARG002
             raise KeyboardInterrupt

@@ -47,7 +47,7 @@ def built(tmp_path: Path) -> Path:
     return output_folder(out, files, settings, **said)
 
 
-def test_an_output_folder_tells_all_that_its_build_decided(built: Path) -> None:
+def test_output_folder_provides_all_build_decisions(built: Path) -> None:
     found = find_built_model(built)
 
     assert found.model.path == built / "model.onnx"
@@ -61,14 +61,14 @@ def test_an_output_folder_tells_all_that_its_build_decided(built: Path) -> None:
     assert reference.path == built / "optimized.onnx"
 
 
-def test_a_file_of_an_output_folder_is_known_by_its_build_unless_the_build_did_not_put_it_there(built: Path) -> None:
+def test_file_in_output_folder_is_matched_to_its_build(built: Path) -> None:
     found = find_built_model(built / "optimized.onnx")
     assert (found.target, found.precision, found.uncompiled) == (Target(QNN, "npu"), None, None)
     found = find_built_model(float_model(built / "strange.onnx"))
     assert (found.manifest, found.target) == (None, Target(CPU, "cpu"))
 
 
-def test_what_has_gone_from_an_output_folder_is_done_without(built: Path) -> None:
+def test_missing_output_files_fall_back_to_sources(built: Path) -> None:
     for name in ("quantized.onnx", "optimized.onnx"):
         (built / name).unlink()
 
@@ -83,16 +83,14 @@ def test_what_has_gone_from_an_output_folder_is_done_without(built: Path) -> Non
 
 
 @pytest.mark.parametrize(("source", "told"), [("QNN", Target(QNN, "npu")), ("", Target(CPU, "cpu"))])
-def test_a_binary_that_says_whose_it_is_is_believed_and_not_the_manifest(
-    tmp_path: Path, source: str, told: Target
-) -> None:
+def test_compiled_binary_overrides_manifest_target(tmp_path: Path, source: str, told: Target) -> None:
     files = {"model.onnx": compiled_model(tmp_path / "model.onnx", source=source)}
     output_folder(tmp_path, files, {}, execution_provider=CPU.name, device="cpu")
 
     assert find_built_model(tmp_path).target == told
 
 
-def test_a_compiled_model_alone_says_whose_it_is_and_runs_on_no_other_provider(tmp_path: Path) -> None:
+def test_compiled_model_alone_runs_on_its_own_provider_only(tmp_path: Path) -> None:
     only = compiled_model(tmp_path / "anything.onnx")
     (tmp_path / "folder.onnx").mkdir()
     found = find_built_model(tmp_path)
@@ -104,7 +102,7 @@ def test_a_compiled_model_alone_says_whose_it_is_and_runs_on_no_other_provider(t
         measured_on(found, "cpu", None)
 
 
-def test_a_model_runs_where_its_user_says(built: Path) -> None:
+def test_user_target_overrides_build_target(built: Path) -> None:
     found = find_built_model(built / "quantized.onnx")
 
     assert measured_on(found, None, None) == Target(QNN, "npu")
@@ -125,7 +123,7 @@ def test_a_model_runs_where_its_user_says(built: Path) -> None:
     ],
     ids=["nothing", "several", "PyTorch", "a build without a model", "not there", "a recipe"],
 )
-def test_where_there_is_no_model_it_says_what_to_give(
+def test_missing_or_ambiguous_model_is_refused_with_advice(
     tmp_path: Path, files: tuple[str, ...], path: str, error: type[Exception], wrong: str
 ) -> None:
     for name in files:
@@ -135,7 +133,7 @@ def test_where_there_is_no_model_it_says_what_to_give(
         find_built_model(tmp_path / path)
 
 
-def test_a_recipe_is_built_where_it_says_or_in_the_cache_and_not_without_a_model(tmp_path: Path) -> None:
+def test_recipe_without_model_is_refused_and_cache_is_default_output(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     for text, in_cache in (("model: m\n", True), ("model: m\noutput_dir: out\n", False)):
         recipe.write_text(text)

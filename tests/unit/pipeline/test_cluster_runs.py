@@ -34,7 +34,7 @@ from winml_dag.store.store import Store
 from engine_samples import TEXT, node, properties  # isort: skip - cluster_samples adds its path
 
 
-def test_a_stage_runs_where_its_toolchain_is_made_and_one_of_the_users_runs_here(tmp_path: Path) -> None:
+def test_stages_run_on_matching_workers_and_user_stages_locally(tmp_path: Path) -> None:
     with bench(tmp_path, Machine("one"), Machine("two", "2")) as machines:
         found = machines.run(
             [remote_node("a"), remote_node("b", "a.out", tool="2"), node("mine", "b.out"), remote_node("c", "mine.out")]
@@ -48,7 +48,7 @@ def test_a_stage_runs_where_its_toolchain_is_made_and_one_of_the_users_runs_here
         assert {result.status for result in again.values()} == {Status.REUSED}
 
 
-def test_the_users_files_are_in_the_store_before_anybody_is_asked_and_passwords_stay_here(tmp_path: Path) -> None:
+def test_inputs_are_stored_before_dispatch_and_passwords_are_not_sent(tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("words")
     sent: list[Order] = []
 
@@ -82,7 +82,7 @@ class OfferingStore(Store):
         return [file for file in files if file.name == "far"]
 
 
-def test_what_lies_here_alone_has_gone_to_the_others_before_anybody_is_asked(tmp_path: Path) -> None:
+def test_local_inputs_are_fetched_and_uploaded_before_dispatch(tmp_path: Path) -> None:
     store = OfferingStore(tmp_path / "store", function="sha256")
     store.told = []
     near, away = (Artifact((FileEntry(name, f"sha256:{name[0].encode().hex() * 32}", 1),)) for name in ("near", "far"))
@@ -106,7 +106,7 @@ def vanish(workplace: SampleWorkplace, _: Order, running: Any) -> None:
 
 
 @pytest.mark.parametrize("ends", ["by itself", "without a word", "since its packages have changed"])
-def test_what_a_worker_did_that_ends_is_done_by_another(tmp_path: Path, ends: str) -> None:
+def test_run_of_lost_worker_is_retried_on_another(tmp_path: Path, ends: str) -> None:
     def leave_once(workplace: SampleWorkplace, order: Order, running: Any) -> None:
         if len(machines.calls) > 1:
             return
@@ -127,7 +127,7 @@ def test_what_a_worker_did_that_ends_is_done_by_another(tmp_path: Path, ends: st
     assert first not in others
 
 
-def test_a_stage_that_workers_are_lost_with_again_and_again_fails(tmp_path: Path) -> None:
+def test_repeated_worker_loss_fails_the_stage(tmp_path: Path) -> None:
     with bench(tmp_path, *map(Machine, "123"), allowed_failures=1) as machines:
         machines.before = vanish
         found = machines.run([remote_node("a")])["a"]
@@ -136,7 +136,7 @@ def test_a_stage_that_workers_are_lost_with_again_and_again_fails(tmp_path: Path
     assert len(machines.calls) == 2
 
 
-def test_without_a_worker_that_makes_its_toolchain_a_stage_is_refused_with_what_differs(tmp_path: Path) -> None:
+def test_stage_without_matching_worker_is_refused_with_difference(tmp_path: Path) -> None:
     with bench(tmp_path, Machine("one"), Machine("two", "2"), Machine("three", "2")) as machines:
         machines.before = vanish
         addresses = ", ".join(sorted(map(machines.address, ("two", "three"))))
@@ -146,7 +146,7 @@ def test_without_a_worker_that_makes_its_toolchain_a_stage_is_refused_with_what_
         assert machines.calls == [("one", "a")]
 
 
-def test_an_answer_that_cannot_be_is_told_of_and_nothing_is_made_again(tmp_path: Path) -> None:
+def test_invalid_worker_answer_fails_without_rebuild(tmp_path: Path) -> None:
     def damaged(_: SampleWorkplace, order: Order, __: Any) -> Damaged | None:
         return None if order.node.id == "a" else Damaged(order.inputs["in0"].files[0])
 
@@ -160,7 +160,7 @@ def test_an_answer_that_cannot_be_is_told_of_and_nothing_is_made_again(tmp_path:
         assert "something else" in machines.run([remote_node("c")], name="other")["c"].error
 
 
-def test_a_worker_that_comes_gets_work_at_once(tmp_path: Path) -> None:
+def test_new_worker_gets_work_immediately(tmp_path: Path) -> None:
     both = threading.Event()
 
     def meet(workplace: SampleWorkplace, _: Order, __: Any) -> None:
@@ -177,7 +177,7 @@ def test_a_worker_that_comes_gets_work_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["memory", "device"])
-def test_several_builds_take_together_no_more_than_there_is(tmp_path: Path, what: str) -> None:
+def test_concurrent_builds_share_capacity_limits(tmp_path: Path, what: str) -> None:
     """Two builds have one stage each, and the capacity allows only one at a time."""
     lock, running, most = threading.Lock(), Counter[str](), Counter[str]()
     both = threading.Barrier(2)
@@ -214,7 +214,7 @@ def test_several_builds_take_together_no_more_than_there_is(tmp_path: Path, what
     assert most["ever"] == 1
 
 
-def test_what_cannot_be_used_is_refused_with_the_reason(tmp_path: Path) -> None:
+def test_unusable_cluster_is_refused_with_reason(tmp_path: Path) -> None:
     def open_it(machines: Bench, store: Path, *tags: str) -> str:
         options = ClusterOptions(machines.spec.scheduler_address, 1, tags, 1, None)
         with (
@@ -270,7 +270,7 @@ RUNS = st.lists(st.tuples(st.sampled_from(["1", "2"]), st.sampled_from([(), ("np
 
 @properties
 @given(machines=st.lists(MACHINES, max_size=4, unique_by=lambda each: each.name), runs=RUNS, data=st.data())
-def test_no_more_goes_to_workers_than_they_have_places_for_and_all_runs_come_to_an_end(
+def test_admission_respects_worker_slots_and_finishes_all_runs(
     machines: list[Machine], runs: list[tuple[str, tuple[str, ...]]], data: st.DataObject
 ) -> None:
     admission = ClusterAdmission(Capacity(1, 1 << 30), Pool(machines))  # type: ignore[arg-type]

@@ -73,7 +73,7 @@ def answered(place: Workplace, asked: Order) -> RunOutcome:
     return place.perform("task", pickle.loads(pickle.dumps(asked))).outcome
 
 
-def test_an_order_runs_with_the_workers_own_python_and_what_it_makes_is_in_its_store(place: Workplace) -> None:
+def test_order_runs_with_worker_python_and_is_stored(place: Workplace) -> None:
     asked = order(place, versions(["onnxruntime"]))
     outcome = answered(place, asked)
     assert isinstance(outcome, StageResult)
@@ -82,7 +82,7 @@ def test_an_order_runs_with_the_workers_own_python_and_what_it_makes_is_in_its_s
     assert isinstance(answered(place, asked), Reuse)
 
 
-def test_what_a_worker_has_from_an_earlier_build_is_put_into_the_remote_of_this_one(
+def test_cached_worker_result_is_uploaded_to_the_build_remote(
     place: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WINML_DAG_REMOTE_ACCEPT_UNSIGNED", "1")
@@ -101,7 +101,7 @@ def test_what_a_worker_has_from_an_earlier_build_is_put_into_the_remote_of_this_
     assert there_now == there
 
 
-def test_a_worker_leaves_whose_toolchain_is_another_one_before_anything_runs(place: Workplace) -> None:
+def test_worker_with_changed_toolchain_leaves_before_running(place: Workplace) -> None:
     left: list[bool] = []
     place.leave = lambda: left.append(True)
     with pytest.raises(Reschedule):
@@ -111,7 +111,7 @@ def test_a_worker_leaves_whose_toolchain_is_another_one_before_anything_runs(pla
     assert list((place.folder / "scratch").glob("*")) == []
 
 
-def test_an_order_with_another_key_is_refused_and_a_closed_worker_runs_nothing(place: Workplace) -> None:
+def test_order_with_other_key_is_refused_and_closed_worker_runs_nothing(place: Workplace) -> None:
     right = order(place, versions(["onnxruntime"]))
     with pytest.raises(StageError, match="another key"):
         answered(place, replace(right, key="0" * 64))
@@ -127,7 +127,7 @@ def worker(report: Report, **changes: str) -> Worker:
     return Worker("tcp://one", Report.model_validate(told), "sha256", shares_store=False)
 
 
-def test_a_report_tells_which_nodes_fit(place: Workplace, report: Report) -> None:
+def test_worker_report_decides_which_nodes_fit(place: Workplace, report: Report) -> None:
     node = order(place, HERE.toolchain(["onnxruntime", "numpy"])).node
     need = Requirement.of(node)
     assert worker(report).differs(need) == ""
@@ -142,7 +142,7 @@ def test_a_report_tells_which_nodes_fit(place: Workplace, report: Report) -> Non
 
 
 @pytest.mark.skipif(not installed(QNN), reason="needs QNN")
-def test_a_plan_takes_a_provider_that_only_workers_have_from_their_reports(
+def test_worker_only_provider_is_planned_from_reports(
     place: Workplace, report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = worker(report)
@@ -159,7 +159,7 @@ def test_a_plan_takes_a_provider_that_only_workers_have_from_their_reports(
     assert environments_of([one, other]) == environments_of([other, one])
 
 
-def test_remotes_of_a_build_get_the_secrets_of_each_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_uses_its_own_secrets_for_build_remotes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WINML_DAG_REMOTE_ACCEPT_UNSIGNED", "1")
     own = TierSettings("file:///team", Mode.READ_WRITE, "pull/12", is_back_filled=False, gets_token=True)
     tiers = (own, TierSettings("file:///team", Mode.READ, "main", frozenset({"ci"})), TierSettings("s3://company"))
@@ -173,13 +173,13 @@ def test_remotes_of_a_build_get_the_secrets_of_each_machine(monkeypatch: pytest.
             require_shared(settings)
 
 
-def test_a_worker_inserts_its_own_password(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_inserts_its_own_password(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WINML_DAG_REMOTE", "https://worker:secret@HOST/cache/ https://another")
     settings = with_secrets_of_this_machine((TierSettings("https://host/cache"), TierSettings("https://other")))
     assert [tier.url for tier in settings.tiers] == ["https://worker:secret@HOST/cache/", "https://other"]
 
 
-def test_without_dask_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_dask_suggests_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(UsageError) as refused:
         importlib.reload(winml_dag.pipeline.cluster)
@@ -187,7 +187,7 @@ def test_without_dask_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("address", ["foo", "tcp://10.0.0.5", "tcp://:x"])
-def test_what_cannot_be_an_address_is_told_at_once_to_builds_and_to_workers(address: str, tmp_path: Path) -> None:
+def test_invalid_scheduler_address_is_refused(address: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="There is no scheduler at"):
         connect(address)
     with pytest.raises(UsageError, match="There is no scheduler at"):
@@ -196,7 +196,7 @@ def test_what_cannot_be_an_address_is_told_at_once_to_builds_and_to_workers(addr
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows has no such signals")
 @pytest.mark.parametrize(("number", "ignored"), [(signal.SIGINT, ""), (signal.SIGTERM, "INT")])
-def test_a_worker_that_looks_for_its_scheduler_can_be_ended(tmp_path: Path, number: int, ignored: str) -> None:
+def test_worker_waiting_for_scheduler_can_be_interrupted(tmp_path: Path, number: int, ignored: str) -> None:
     """Even if it ignores Ctrl-C, like background processes of a shell."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"

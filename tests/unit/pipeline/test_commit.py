@@ -127,12 +127,12 @@ def fork(work: Callable[[Path], None], folder: Path, kill_at: int | None, fail_a
         os._exit(code)
 
 
-def test_a_folder_that_is_not_there_is_made(tmp_path: Path) -> None:
+def test_missing_folder_is_created(tmp_path: Path) -> None:
     change(tmp_path / "not" / "there")
     assert contents(tmp_path / "not" / "there") == PUT
 
 
-def test_a_change_that_cannot_be_prepared_changes_nothing(folder: Path) -> None:
+def test_failed_preparation_changes_nothing(folder: Path) -> None:
     def prepare(prepared: Path) -> Iterable[str]:
         fill(prepared, PUT)
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -143,7 +143,7 @@ def test_a_change_that_cannot_be_prepared_changes_nothing(folder: Path) -> None:
     assert not is_changing(folder)
 
 
-def test_an_error_that_is_not_about_the_folder_passes_through(folder: Path) -> None:
+def test_unrelated_error_propagates_without_change(folder: Path) -> None:
     def prepare(prepared: Path) -> Iterable[str]:  # noqa: ARG001
         raise KeyboardInterrupt
 
@@ -152,7 +152,7 @@ def test_an_error_that_is_not_about_the_folder_passes_through(folder: Path) -> N
     assert contents(folder) == BEFORE
 
 
-def test_a_folder_of_the_users_under_the_name_of_a_file_of_ours_is_left_alone(folder: Path) -> None:
+def test_user_folder_with_name_of_output_file_is_unchanged(folder: Path) -> None:
     (folder / "model.onnx").unlink()
     fill(folder / "model.onnx", USERS)
     before = contents(folder)
@@ -161,7 +161,7 @@ def test_a_folder_of_the_users_under_the_name_of_a_file_of_ours_is_left_alone(fo
     assert contents(folder) == before
 
 
-def test_a_link_is_replaced_and_what_it_leads_to_is_left_alone(folder: Path, tmp_path: Path) -> None:
+def test_link_is_replaced_and_its_target_unchanged(folder: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere.onnx"
     elsewhere.write_bytes(b"mine")
     (folder / "model.onnx").unlink()
@@ -172,7 +172,7 @@ def test_a_link_is_replaced_and_what_it_leads_to_is_left_alone(folder: Path, tmp
 
 
 @needs_fork
-def test_killed_at_any_step_the_change_has_happened_or_not_and_the_next_one_finishes_it(
+def test_killed_change_is_atomic_and_finished_by_the_next(
     new_folder: Callable[[], Path],
 ) -> None:
     outcomes = []
@@ -196,7 +196,7 @@ def test_killed_at_any_step_the_change_has_happened_or_not_and_the_next_one_fini
 
 
 @needs_fork
-def test_finishing_may_be_killed_as_well(new_folder: Callable[[], Path]) -> None:
+def test_killed_recovery_is_atomic(new_folder: Callable[[], Path]) -> None:
     for first in range(11, 27):
         second = 0
         while True:
@@ -216,7 +216,7 @@ def steps_of_a_change(new_folder: Callable[[], Path]) -> int:
 
 
 @needs_fork
-def test_a_step_that_is_denied_leaves_everything_as_it_was_or_is_not_missed(new_folder: Callable[[], Path]) -> None:
+def test_denied_step_rolls_back_or_completes(new_folder: Callable[[], Path]) -> None:
     codes = []
     for step in range(steps_of_a_change(new_folder)):
         folder = new_folder()
@@ -231,7 +231,7 @@ def test_a_step_that_is_denied_leaves_everything_as_it_was_or_is_not_missed(new_
 
 @needs_fork
 @pytest.mark.slow
-def test_putting_back_may_be_killed_at_any_step(new_folder: Callable[[], Path]) -> None:
+def test_killed_rollback_is_atomic(new_folder: Callable[[], Path]) -> None:
     for denied in range(11, steps_of_a_change(new_folder), 2):
         killed = denied + 1
         while True:
@@ -248,7 +248,7 @@ def test_putting_back_may_be_killed_at_any_step(new_folder: Callable[[], Path]) 
 @pytest.mark.parametrize(
     "text", ["", "{}", '{"token": "0", "put": 1, "remove": []}', '{"token": "0", "put": [], "remove": null}']
 )
-def test_a_journal_that_cannot_be_read_is_named_with_advice(folder: Path, text: str) -> None:
+def test_unreadable_journal_is_reported_with_path(folder: Path, text: str) -> None:
     (folder / HIDDEN).mkdir()
     journal = journals(folder) / f"{commit.folder_key(folder)}.json"
     fill(journals(folder), {journal.name: text.encode()})
@@ -262,7 +262,7 @@ class TestWhatOthersHaveLeftThere:
     """A folder extracted from an archive, with any content."""
 
     @pytest.mark.parametrize("name", ["journal.json", "taking-back.json"])
-    def test_tells_nothing_to_do(self, folder: Path, name: str) -> None:
+    def test_foreign_journal_in_hidden_folder_is_ignored(self, folder: Path, name: str) -> None:
         journal = json.dumps({"token": "0", "put": ["notes.txt"], "remove": ["pictures/cat.png"]}).encode()
         places = ["", "0/"]
         fill(folder / HIDDEN, {f"{place}{name}": journal for place in places})
@@ -272,9 +272,7 @@ class TestWhatOthersHaveLeftThere:
         assert not is_changing(folder)
 
     @needs_fork
-    def test_is_not_taken_for_what_a_build_had_begun_in_the_folder_that_was_there_before(
-        self, new_folder: Callable[[], Path]
-    ) -> None:
+    def test_recreated_folder_is_not_matched_to_old_journal(self, new_folder: Callable[[], Path]) -> None:
         step, folder = 0, new_folder()
         while not any(journals(folder).glob("*.json")):
             folder = new_folder()
@@ -286,7 +284,7 @@ class TestWhatOthersHaveLeftThere:
         assert contents(folder) == BEFORE
 
     @pytest.mark.parametrize("to", ["elsewhere", "elsewhere/file", "nowhere"])
-    def test_is_removed_and_not_followed(self, folder: Path, tmp_path: Path, to: str) -> None:
+    def test_hidden_folder_link_is_removed_and_not_followed(self, folder: Path, tmp_path: Path, to: str) -> None:
         fill(tmp_path / "elsewhere", {"file": b"precious", "new/model.onnx": b"precious"})
         (folder / HIDDEN).symlink_to(tmp_path / to)
         change(folder)
@@ -295,7 +293,7 @@ class TestWhatOthersHaveLeftThere:
 
     @pytest.mark.parametrize("put", [["data/added.bin"], ["data/deep/added.bin"]])
     @pytest.mark.parametrize("remove", [[], ["data/gone.txt"]])
-    def test_no_file_is_put_or_removed_behind_a_link(
+    def test_files_behind_folder_link_are_refused_and_unchanged(
         self, folder: Path, tmp_path: Path, put: list[str], remove: list[str]
     ) -> None:
         precious = {"gone.txt": b"precious", "added.bin": b"precious", "deep/added.bin": b"precious"}
@@ -311,7 +309,7 @@ class TestWhatOthersHaveLeftThere:
         assert not is_changing(folder)
 
     @needs_fork
-    def test_a_link_that_takes_the_place_of_a_folder_before_a_killed_change_is_finished_is_not_followed(
+    def test_link_replacing_folder_is_not_followed_during_recovery(
         self, new_folder: Callable[[], Path], tmp_path: Path
     ) -> None:
         """At every step: its target stays, and the change is completed once the link is removed."""

@@ -41,14 +41,14 @@ def options(section: dict[str, Any] | None, settings: dict[str, Any] | None = No
 
 @settings(max_examples=30)
 @given(st.sampled_from(SOCS), st.booleans())
-def test_a_chip_has_many_names_and_one_meaning(soc: Any, upper: bool) -> None:
+def test_all_names_of_a_chip_mean_the_same_options(soc: Any, upper: bool) -> None:
     meant = complete_options(NPU, {"soc_model": soc.model})
     for name in (soc.model, int(soc.model), soc.part, soc.chip, soc.name, f"  {soc.name} "):
         if name:
             assert options({"soc_model": name.upper() if upper and isinstance(name, str) else name}) == meant
 
 
-def test_fields_of_the_npu_stand_for_its_options() -> None:
+def test_npu_fields_set_provider_options() -> None:
     assert options({"htp_arch": 75})["soc_model"] == "57"
     assert options({"htp_optimization_level": 0})["htp_graph_finalization_optimization_mode"] == "0"
     assert options({"soc_model": 60, "provider_options": {"soc_model": "60"}}) == options(None)
@@ -69,12 +69,12 @@ def test_fields_of_the_npu_stand_for_its_options() -> None:
         ({"soc_model": "Snapdragon Z"}, "There is no chip 'Snapdragon Z'"),
     ],
 )
-def test_what_contradicts_itself_is_refused(section: dict[str, Any], words: str) -> None:
+def test_contradictory_compile_options_are_refused(section: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         options(section)
 
 
-def test_options_of_a_run_do_not_bring_back_what_null_leaves_out() -> None:
+def test_run_options_do_not_enable_null_compile_section() -> None:
     told = {"provider_options": {"vtcm_mb": "8"}}
     recipe = Recipe.model_validate({"ep": "qnn", "compile": None})
     null = ResolveContext(recipe, None, Overrides(settings={"compile": told}), Path()).with_compile_settings(NPU)
@@ -85,12 +85,12 @@ def test_options_of_a_run_do_not_bring_back_what_null_leaves_out() -> None:
 
 
 @pytest.mark.parametrize("target", [GPU, CPU])
-def test_other_targets_have_no_such_fields(target: Any) -> None:
+def test_npu_fields_are_refused_for_other_targets(target: Any) -> None:
     with pytest.raises(UsageError, match=r"compile\.soc_model is for QNNExecutionProvider on the npu"):
         provider_options(context({"soc_model": 60}, target=target), target)
 
 
-def test_the_options_of_a_run_are_added_and_win() -> None:
+def test_run_options_are_merged_and_take_precedence() -> None:
     recipe = {"provider_options": {"vtcm_mb": "4", "soc_model": "60"}, "embed_context": True}
     found = options(recipe, {"provider_options": {"vtcm_mb": "8", "extended_udma": "1"}})
     assert (found["vtcm_mb"], found["extended_udma"], found["soc_model"]) == ("8", "1", "60")
@@ -101,7 +101,7 @@ def test_the_options_of_a_run_are_added_and_win() -> None:
             assert (now["soc_model"], now["htp_arch"]) == ("57", "75")
 
 
-def test_files_that_a_run_names_are_where_its_user_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_option_paths_are_relative_to_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     section = context({}, {"provider_options": {"op_affinity": "a.json"}, "qnn_sdk_root": "sdk"}).recipe.compile
     assert section is not None
@@ -109,12 +109,12 @@ def test_files_that_a_run_names_are_where_its_user_stands(tmp_path: Path, monkey
     assert section.qnn_sdk_root == str(tmp_path / "sdk")
 
 
-def test_a_field_that_is_none_is_refused() -> None:
+def test_unknown_compile_field_is_refused() -> None:
     with pytest.raises(RecipeError, match="The compile section is wrong"):
         context({}, {"soc_modle": 60})
 
 
-def test_full_offload_without_a_compile_is_refused_unless_this_run_leaves_it_out() -> None:
+def test_full_offload_without_compile_is_refused_unless_disabled_by_option() -> None:
     required = context({"require_full_offload": True})
     skipped = Skip("there is nothing to compile")
     with pytest.raises(UsageError, match=r"require_full_offload is set, but there is nothing to compile"):
@@ -137,7 +137,7 @@ def test_full_offload_without_a_compile_is_refused_unless_this_run_leaves_it_out
         ({"compile": {"quantize": None}}, Overrides(), None),
     ],
 )
-def test_quantize_of_old_files_is_taken_where_it_says_what_happens(
+def test_legacy_compile_quantize_field_is_accepted_if_consistent(
     tmp_path: Path, recipe: dict[str, Any], overrides: Overrides, words: str | None
 ) -> None:
     save_model(tmp_path / "model.onnx")
@@ -152,7 +152,7 @@ def test_quantize_of_old_files_is_taken_where_it_says_what_happens(
     assert ours.summary.settings == plain.summary.settings
 
 
-def test_a_recipe_without_a_compile_section_is_compiled_for_whatever_target_is_named() -> None:
+def test_missing_compile_section_depends_on_target() -> None:
     for recipe in (context(None), context(None, {"embed_context": True})):
         assert isinstance(compile_config(recipe, NPU), CompileConfig)
         assert isinstance(compile_config(recipe, CPU), Skip)

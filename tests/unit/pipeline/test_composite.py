@@ -52,7 +52,7 @@ def planned(recipe: Mapping[str, Any], store: Store, **options: Any) -> BuildGra
     return plan_build(build_of(request, store.folder, download=False), store.fingerprints)
 
 
-def test_components_have_one_export_and_a_line_each(store: Store) -> None:
+def test_components_share_export_and_have_own_lines(store: Store) -> None:
     graph = planned({**MARIAN, "precision": "w8a8", "auto": False}, store).graph
     line = ["optimize.0", "calibrate", "quantize", "validate", "finalize"]
     assert [node.id for node in graph.nodes if node.stage.name == "export"] == ["export"]
@@ -64,7 +64,7 @@ def test_components_have_one_export_and_a_line_each(store: Store) -> None:
     assert read == {"encoder.optimize.0": "export.encoder_model", "decoder.optimize.0": "export.decoder_model"}
 
 
-def test_one_component_alone_asks_for_what_the_whole_asks_for_behind_the_export(store: Store) -> None:
+def test_single_component_plan_matches_whole_plan_after_export(store: Store) -> None:
     recipe = {**MARIAN, "precision": "w8a8", "quant": {"samples": 4}}
     whole = {node.id: node for node in planned(recipe, store).graph.nodes}
     alone = [node for node in planned(recipe, store, submodel="decoder").graph.nodes if node.stage.name != "export"]
@@ -91,7 +91,7 @@ def test_one_component_alone_asks_for_what_the_whole_asks_for_behind_the_export(
         ({"module_path": "model.encoder.layers.0"}, {""}),
     ],
 )
-def test_all_components_are_meant_unless_a_class_or_a_task_names_one(
+def test_all_components_are_planned_unless_one_is_named(
     store: Store, loader: Mapping[str, Any], lines: set[str]
 ) -> None:
     graph = planned({**MARIAN, "loader": {**MARIAN["loader"], **loader}}, store).graph
@@ -99,7 +99,7 @@ def test_all_components_are_meant_unless_a_class_or_a_task_names_one(
     assert finals == {f"{line}.finalize" if line else "finalize" for line in lines}
 
 
-def test_what_holds_for_one_component_alone_is_told_with_its_name(store: Store) -> None:
+def test_component_specific_notices_name_the_component(store: Store) -> None:
     both = planned({**MARIAN, "precision": "w8a8", "auto": False}, store).summary
     assert (both.precision, len(both.notices)) == ("w8a8", 1)
     one = planned({**MARIAN, "precision": "w8a8", "auto": False, "components": {"encoder": {"quant": None}}}, store)
@@ -107,7 +107,7 @@ def test_what_holds_for_one_component_alone_is_told_with_its_name(store: Store) 
     assert [notice.partition(" ")[0] for notice in one.summary.notices] == ["decoder:"]
 
 
-def test_names_of_outputs_are_for_one_component(store: Store) -> None:
+def test_output_names_belong_to_one_component(store: Store) -> None:
     recipe = {
         **MARIAN,
         "auto": False,
@@ -145,14 +145,14 @@ def test_names_of_outputs_are_for_one_component(store: Store) -> None:
         ),
     ],
 )
-def test_what_components_cannot_have_is_refused(
+def test_invalid_component_settings_are_refused(
     store: Store, recipe: Mapping[str, Any], options: Mapping[str, Any], complaint: str
 ) -> None:
     with pytest.raises(WinmlDagError, match=f"(?s){complaint}"):
         planned(recipe, store, **options)
 
 
-def test_a_model_that_refers_to_others_is_written_with_their_new_names(store: Store, tmp_path: Path) -> None:
+def test_component_external_data_is_renamed_with_its_model(store: Store, tmp_path: Path) -> None:
     made = {name: _model_with_weights(tmp_path / name, value) for name, value in (("a", 1.0), ("b", 2.0))}
     results = {f"{name}.optimize.0": _optimized(name, folder, store) for name, folder in made.items()}
     graph = Graph.of([result.node for result in results.values()], [GIVEN])
@@ -196,7 +196,7 @@ def _optimized(component: str, folder: Path, store: Store) -> StageResult:
     return StageResult(node, Status.RAN, FIRST_BUILD, key, store.publish(record, {"model": folder}))
 
 
-def test_a_file_of_a_component_is_told_of_as_such() -> None:
+def test_manifest_identifies_component_of_file() -> None:
     value = {
         "precision": "fp32 encoder, fp16 decoder",
         "final_artifact": None,
@@ -212,7 +212,7 @@ def test_a_file_of_a_component_is_told_of_as_such() -> None:
     assert told.of("build_manifest.json") is told
 
 
-def test_a_folder_of_several_models_asks_for_one_of_them(tmp_path: Path) -> None:
+def test_folder_of_several_models_requires_a_choice(tmp_path: Path) -> None:
     names = [f"{name}_model.onnx" for name in ("encoder", "decoder")]
     for name in (*names, "encoder_optimized.onnx"):
         (tmp_path / name).write_bytes(b"")

@@ -75,12 +75,12 @@ def validated(folder: Path, validate: dict[str, Any], **recipe: Any) -> Build:
         ),
     ],
 )
-def test_settings_that_cannot_be_are_refused_before_anything_runs(folder, quant, message):
+def test_invalid_quant_settings_are_refused_before_running(folder, quant, message):
     with pytest.raises(WinmlDagError, match=message):
         resolved(folder, **quant)
 
 
-def test_loaded_ranges_are_a_source_and_calibration_is_left_out(folder):
+def test_loaded_ranges_replace_calibration(folder):
     build = resolved(folder, calibration_load_path="ranges.json")
     assert isinstance(build.configs["calibrate"], Skip)
     assert build.configs["calibrate"].reason == "the activation ranges come from ranges.json"
@@ -95,14 +95,14 @@ def test_loaded_ranges_are_a_source_and_calibration_is_left_out(folder):
         {"load_path": "of_data.json", "distribution": "uniform"},
     ],
 )
-def test_how_loaded_ranges_were_found_may_be_said_beside_them(folder, agreeing):
+def test_consistent_settings_beside_loaded_ranges_are_accepted(folder, agreeing):
     loaded = resolved(folder, calibration_load_path=agreeing["load_path"])
     build = resolved(folder, **agreeing)
     assert build.sources == loaded.sources
     assert build.configs["calibrate"] == loaded.configs["calibrate"]
 
 
-def test_data_beside_loaded_ranges_is_what_the_result_is_validated_on(folder):
+def test_data_beside_loaded_ranges_is_used_for_validation(folder):
     build = resolved(folder, calibration_load_path="ranges.json", calibration_data="data.npz")
     assert isinstance(build.configs["calibrate"], Skip)
     assert {"ranges", "data"} <= build.sources.keys()
@@ -113,7 +113,7 @@ def test_data_beside_loaded_ranges_is_what_the_result_is_validated_on(folder):
 
 @pytest.mark.parametrize("mode", ["dynamic", "rtn", "fp16"])
 @pytest.mark.parametrize("field", ["calibration_load_path", "calibration_save_path"])
-def test_modes_without_ranges_say_that_they_need_none(folder, mode, field):
+def test_modes_without_ranges_report_unused_range_fields(folder, mode, field):
     build = resolved(folder, mode=mode, **{field: "ranges.json"})
     assert isinstance(build.configs["calibrate"], Skip)
     assert build.configs["calibrate"].reason == f"{mode} needs no activation ranges, so quant.{field} has no effect"
@@ -121,7 +121,7 @@ def test_modes_without_ranges_say_that_they_need_none(folder, mode, field):
     assert build.save_ranges is None
 
 
-def test_only_random_data_has_a_seed_by_itself_and_all_data_take_one(folder):
+def test_seed_defaults_to_0_for_random_data_only(folder):
     def seed_of(**quant: Any) -> int | None:
         return resolved(folder, **quant).configs["calibrate"].quant.seed
 
@@ -130,14 +130,14 @@ def test_only_random_data_has_a_seed_by_itself_and_all_data_take_one(folder):
     assert seed_of(calibration_data="data.npz", seed=0) == 0
 
 
-def test_random_data_is_announced_and_real_data_is_not(folder):
+def test_random_data_is_warned_about_and_real_data_is_not(folder):
     assert any("random data" in notice for notice in resolved(folder).summary.notices)
     assert not any("random" in notice for notice in resolved(folder, calibration_data="data.npz").summary.notices)
     loaded = resolved(folder, calibration_load_path="ranges.json").summary.notices
     assert [notice for notice in loaded if "Validating on random data" in notice]
 
 
-def test_a_task_says_what_columns_of_its_data_sets_are_called(folder):
+def test_task_sets_default_dataset_columns(folder):
     quant = {"dataset_name": "set", "model_id": "processor"}
     build = resolved(folder, **quant, task="question-answering")
     assert not isinstance(build.configs["calibrate"], Skip)
@@ -156,12 +156,12 @@ def test_a_task_says_what_columns_of_its_data_sets_are_called(folder):
         ("rows.jsonl", {"transformers", "tokenizers", "sentencepiece", "pillow"}),
     ],
 )
-def test_what_turns_data_into_numbers_is_known_from_their_kind(folder, data, packages):
+def test_data_kind_determines_required_packages(folder, data, packages):
     build = resolved(folder, calibration_data=data, model_id="processor")
     assert set(packages_of(build.sources["data"], build.sources.get("processor"))) == packages
 
 
-def test_a_package_that_is_missing_is_named_when_planning(folder, monkeypatch):
+def test_missing_package_is_named_when_planning(folder, monkeypatch):
     known = "winml_dag.pipeline.data.distribution_version"
     monkeypatch.setattr(known, lambda name: None if name == "pyarrow" else "1")
     with pytest.raises(WinmlDagError, match="needs pyarrow, which is not installed") as caught:
@@ -169,7 +169,7 @@ def test_a_package_that_is_missing_is_named_when_planning(folder, monkeypatch):
     assert "winml_dag[datasets]" in caught.value.advice
 
 
-def test_settings_that_are_written_out_build_the_same_again(folder):
+def test_written_settings_rebuild_equally(folder):
     build = resolved(
         folder, calibration_data="rows.jsonl", model_id="processor", calibration_save_path="a.json", seed=3
     )
@@ -186,7 +186,7 @@ def test_settings_that_are_written_out_build_the_same_again(folder):
 
 
 @pytest.mark.parametrize("name", ["input_ids.npy", "any name.npz"])
-def test_a_single_file_of_arrays_can_be_read(tmp_path: Path, name: str) -> None:
+def test_single_array_file_is_readable(tmp_path: Path, name: str) -> None:
     arrays = np.arange(12, dtype=np.int32).reshape(3, 4)
     path = tmp_path / name
     np.save(path, arrays) if path.suffix == ".npy" else np.savez(path, input_ids=arrays)
@@ -199,7 +199,7 @@ def test_a_single_file_of_arrays_can_be_read(tmp_path: Path, name: str) -> None:
     ] == arrays[:, None].tolist()
 
 
-def test_what_tells_about_images_is_not_among_them(tmp_path: Path) -> None:
+def test_only_images_are_read_from_image_folder(tmp_path: Path) -> None:
     for name in ("b.PNG", "a/c.jpeg", "metadata.csv", "notes.md", "labels.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"content")
@@ -216,7 +216,7 @@ def inputs_of(build: Build, stage: str, folder: Path) -> dict[str, str]:
     return dict(next(node.inputs for node in graph.nodes if node.stage.name == stage))
 
 
-def test_inputs_of_the_users_are_run_whole_unless_he_says_how_many(folder):
+def test_all_user_inputs_are_validated_unless_limited(folder):
     fields = config(validated(folder, {"input_data": "data.npz"})).validate
     assert (fields.samples, fields.seed) == (None, None)
     assert config(validated(folder, {"input_data": "data.npz", "samples": 3})).validate.samples == 3
@@ -224,7 +224,7 @@ def test_inputs_of_the_users_are_run_whole_unless_he_says_how_many(folder):
     assert (fields.samples, fields.seed) == (3, 0)
 
 
-def test_only_a_model_with_ranges_may_have_been_calibrated_on_its_samples(folder):
+def test_only_models_with_ranges_count_as_calibrated(folder):
     quant = {"calibration_data": "data.npz"}
     assert config(validated(folder, {}, quant=quant)).validate.calibrated
     for mode in ("dynamic", "rtn", "fp16"):
@@ -233,7 +233,7 @@ def test_only_a_model_with_ranges_may_have_been_calibrated_on_its_samples(folder
 
 
 @pytest.mark.parametrize("written", ["quant", "compile"])
-def test_data_that_a_recipe_names_is_validated_on_also_when_nothing_is_quantized(folder, written):
+def test_calibration_data_is_validated_on_without_quantization(folder, written):
     named = {"calibration_data": "data.npz", "samples": 4}
     section = {"quant": named} if written == "quant" else {"compile": {"quant_config": named}}
     build = validated(folder, {}, precision="fp32", **section)
@@ -253,7 +253,7 @@ def test_data_that_a_recipe_names_is_validated_on_also_when_nothing_is_quantized
         assert "data" not in validated(folder, other, precision="fp32", **section).sources
 
 
-def test_data_and_processor_reach_the_stage_that_they_are_for(folder):
+def test_data_and_processor_reach_their_stage_only(folder):
     quant = {"calibration_data": "data.npz", "model_id": "processor"}
     build = validated(folder, {"input_data": "words.txt"}, quant=quant)
     assert inputs_of(build, "calibrate", folder).keys() == {"model", "data"}
@@ -264,7 +264,7 @@ def test_data_and_processor_reach_the_stage_that_they_are_for(folder):
     assert inputs_of(build, "validate", folder).keys() == {"model", "reference", "input_data", "ranges"}
 
 
-def test_texts_go_through_the_named_processor_when_nothing_is_quantized_too(folder):
+def test_named_processor_is_used_for_text_without_quantization(folder):
     build = validated(folder, {"input_data": "words.txt"}, precision="fp32", quant={"model_id": "processor"})
     assert isinstance(build.configs["quantize"], Skip)
     assert "processor" in inputs_of(build, "validate", folder)
@@ -278,13 +278,13 @@ def test_texts_go_through_the_named_processor_when_nothing_is_quantized_too(fold
         ({"input_data": "words.txt"}, "needs a tokenizer"),
     ],
 )
-def test_inputs_that_cannot_be_read_are_refused_before_anything_runs(folder, validate, message):
+def test_unreadable_input_data_is_refused_before_running(folder, validate, message):
     with pytest.raises(WinmlDagError, match=message):
         validated(folder, validate)
     assert isinstance(validated(folder, {**validate, "enabled": False}).configs["validate"], Skip)
 
 
-def test_bounds_are_those_of_the_precision_unless_the_recipe_has_others(folder):
+def test_validation_bounds_default_to_those_of_precision(folder):
     fields = config(validated(folder, {}, precision="w8a8")).validate
     assert (fields.min_cosine, fields.min_sqnr_db) == (MINIMUM_COSINE["w8a8"], MINIMUM_SQNR_DB)
     assert (fields.max_abs_error, fields.min_top1_agreement) == (None, None)
@@ -292,7 +292,7 @@ def test_bounds_are_those_of_the_precision_unless_the_recipe_has_others(folder):
     assert (fields.min_cosine, fields.min_sqnr_db, fields.max_abs_error) == (0.3, None, 2.0)
 
 
-def test_a_model_that_came_compiled_is_run_alone_on_its_own_provider_only(folder):
+def test_compiled_model_is_validated_alone_on_its_provider(folder):
     build = validated(folder, {}, model="compiled.onnx", skip_optimize=True)
     assert build.target == Target(QNN, "npu")
     if not installed(QNN):

@@ -46,7 +46,7 @@ CARD_FILES = [
         ("german", "train", ["de/one.jsonl"]),
     ],
 )
-def test_a_card_says_which_files_are_of_a_subset_and_split(subset, split, files):
+def test_card_selects_files_of_subset_and_split(subset, split, files):
     assert WantedData("d", subset, split).files(CARD_FILES, CARD) == files
 
 
@@ -65,7 +65,7 @@ SAVED = ["train/data-00000-of-00001.arrow", "test/data-00000-of-00001.arrow", "t
         (["training/cat/1.png", "testing/cat/2.JPG", "metadata.csv"], "test", ["testing/cat/2.JPG"]),
     ],
 )
-def test_without_a_card_names_tell_the_split_and_all_without_one_are_for_training(names, split, files):
+def test_file_names_select_split_without_card(names, split, files):
     assert WantedData("d", None, split).files(names, "") == files
 
 
@@ -85,7 +85,7 @@ def test_without_a_card_names_tell_the_split_and_all_without_one_are_for_trainin
         (["train.csv"], "---\nconfigs: [{data_files: [{path: a}]}]\n---\n", None, "train", "card", ""),
     ],
 )
-def test_what_is_not_there_is_refused_with_what_there_is(names, card, subset, split, message, advice):
+def test_unknown_subset_or_split_is_refused_with_available_ones(names, card, subset, split, message, advice):
     with pytest.raises(InputError, match=message) as caught:
         WantedData("d", subset, split).files(names, card)
     assert advice in caught.value.advice
@@ -109,14 +109,14 @@ def put(path: Path, text: str) -> Path:
     return path
 
 
-def test_a_data_set_of_the_hub_is_found_in_its_cache_without_a_connection(hub, tmp_path):
+def test_hub_dataset_is_found_in_cache_offline(hub, tmp_path):
     found = find_dataset(WantedData("org/words", None, "train"), tmp_path, download=True)
     assert [(file.name, file.path) for file in found.files] == [("train.txt", hub / "train.txt")]
     # Another commit, or a local folder of that name, would select other files.
     assert {hub.parent.parent / "refs" / "main", tmp_path / "org" / "words"} <= set(found.looked_at)
 
 
-def test_a_folder_comes_before_the_hub(hub, tmp_path):
+def test_local_folder_precedes_the_hub(hub, tmp_path):
     mine = put(tmp_path / "org" / "words" / "train.txt", "blue bird\n")
     found = find_dataset(WantedData("org/words", None, "train"), tmp_path, download=False)
     assert [file.path for file in found.files] == [mine]
@@ -125,13 +125,13 @@ def test_a_folder_comes_before_the_hub(hub, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["org/other", "org/words"])
-def test_what_is_not_in_the_cache_is_not_asked_for_when_that_is_forbidden(hub, tmp_path, name):
+def test_uncached_dataset_is_refused_offline(hub, tmp_path, name):
     with pytest.raises(InputError, match=r"HF_HUB_OFFLINE|no files of the split"):
         find_dataset(WantedData(name, None, "test"), tmp_path, download=True)
     assert hub.exists()
 
 
-def test_a_path_that_is_no_data_set_is_refused(tmp_path):
+def test_invalid_dataset_path_is_refused(tmp_path):
     with pytest.raises(InputError, match="does not exist"):
         find_dataset(WantedData("./nowhere", None, "train"), tmp_path, download=False)
     put(tmp_path / "lines.txt", "red fish\n")
@@ -196,7 +196,7 @@ for split in ("train", "train", "test"):
 """
 
 
-def test_of_a_data_set_that_is_not_here_the_files_of_the_split_are_downloaded_once(tmp_path):
+def test_uncached_dataset_files_are_downloaded_once(tmp_path):
     hub = Hub()
     threading.Thread(target=hub.serve_forever, daemon=True).start()
     # huggingface_hub reads its variables on import, so this needs a separate process.

@@ -30,7 +30,7 @@ def _told(folder: Path, name: str, before: bytes | None, now: bytes | None) -> s
 
 @properties
 @given(same=st.binary(max_size=40), before=st.binary(max_size=5), now=st.binary(max_size=5))
-def test_the_first_byte_that_differs_is_found(tmp_path: Path, same: bytes, before: bytes, now: bytes) -> None:
+def test_first_differing_byte_is_found(tmp_path: Path, same: bytes, before: bytes, now: bytes) -> None:
     if before[:1] == now[:1]:
         before, now = b"a" + before, b"b" + now
     told = []
@@ -55,11 +55,11 @@ def test_the_first_byte_that_differs_is_found(tmp_path: Path, same: bytes, befor
         ('{"a": 1}', "not JSON", "differs from byte 0 on"),
     ],
 )
-def test_json_is_told_by_its_path(tmp_path: Path, before: str, now: str, expected: str) -> None:
+def test_json_difference_is_reported_by_path(tmp_path: Path, before: str, now: str, expected: str) -> None:
     assert _told(tmp_path, "report.json", before.encode(), now.encode()) == expected
 
 
-def test_a_file_that_is_on_one_side_only_is_told(tmp_path: Path) -> None:
+def test_file_on_one_side_only_is_reported(tmp_path: Path) -> None:
     assert _told(tmp_path, "a.txt", b"a", None) == "present -> absent"
     assert _told(tmp_path, "a.txt", None, b"a") == "absent -> present"
     before = Artifact.of([FileEntry("a", "xxh3-128:" + "0" * 32, 1), FileEntry("b", "xxh3-128:" + "0" * 32, 1)])
@@ -67,11 +67,11 @@ def test_a_file_that_is_on_one_side_only_is_told(tmp_path: Path) -> None:
     assert changed_files(before, now) == ("a", "b", "c")
 
 
-def test_what_only_looks_like_a_model_is_told_by_its_bytes(tmp_path: Path) -> None:
+def test_invalid_model_difference_is_reported_by_byte(tmp_path: Path) -> None:
     assert _told(tmp_path, "model.onnx", b"no model", b"no Model") == "differs from byte 3 on"
 
 
-def test_a_model_with_a_tensor_that_cannot_be_read_is_told_by_its_bytes(tmp_path: Path) -> None:
+def test_unreadable_tensor_difference_is_reported_by_byte(tmp_path: Path) -> None:
     models = []
     for value in (b"\1", b"\2"):
         tensor = onnx.TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2])
@@ -80,7 +80,7 @@ def test_a_model_with_a_tensor_that_cannot_be_read_is_told_by_its_bytes(tmp_path
     assert _told(tmp_path, "model.onnx", *models).startswith("differs from byte ")
 
 
-def test_a_file_of_weights_is_told_by_the_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_external_weight_difference_is_reported_by_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "EXTERNAL_DATA_THRESHOLD", 4096)
     for side, value in (("before", 0.5), ("now", 0.25)):
         (tmp_path / side).mkdir()
@@ -93,7 +93,7 @@ def test_a_file_of_weights_is_told_by_the_tensor(tmp_path: Path, monkeypatch: py
     assert told == "initializer 'weight' (float32 [64, 64]), element [3, 5]: 0.5 -> 0.25"
 
 
-def test_padding_in_a_file_of_weights_is_told_by_its_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_external_padding_difference_is_reported_by_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "EXTERNAL_DATA_THRESHOLD", 4096)
     for side in ("before", "now"):
         (tmp_path / side).mkdir()
@@ -107,7 +107,7 @@ def test_padding_in_a_file_of_weights_is_told_by_its_byte(tmp_path: Path, monkey
     assert told == "differs from byte 6000 on"
 
 
-def test_a_binary_of_a_compiled_model_is_told_by_its_name_and_byte(tmp_path: Path) -> None:
+def test_compiled_binary_difference_is_reported_by_name_and_byte(tmp_path: Path) -> None:
     for side in ("before", "now"):
         (tmp_path / side).mkdir()
         node = helper.make_node(

@@ -38,7 +38,7 @@ def key(plan: EvaluationPlan) -> Any:
     return json.loads(json.dumps([node.config, dict(node.toolchain), inputs]))
 
 
-def test_settings_are_in_the_key(model: Path) -> None:
+def test_relevant_settings_are_in_the_key(model: Path) -> None:
     usual = key(planned(model, TASK))
     assert key(planned(model, TASK)) == usual
     for dataset in ({"samples": 7}, {"seed": 1}, {"shuffle": False}, {"label_mapping": {"0": 1}}):
@@ -56,7 +56,7 @@ def test_settings_are_in_the_key(model: Path) -> None:
     assert key(planned(model, compare, {"path": "data.csv", "label_mapping": {"cat": 1}})) == usual
 
 
-def test_data_counts_by_content_and_a_file_of_labels_too(model: Path) -> None:
+def test_data_and_label_file_contents_are_in_the_key(model: Path) -> None:
     usual = key(planned(model, TASK))
     (model.parent / "same.csv").write_bytes((model.parent / "data.csv").read_bytes())
     assert key(planned(model, TASK, {"path": "same.csv"})) == usual
@@ -69,7 +69,7 @@ def test_data_counts_by_content_and_a_file_of_labels_too(model: Path) -> None:
     assert in_file == key(planned(model, TASK, {"path": "data.csv", "label_mapping": {"dog": 1, "cat": 0}}))
 
 
-def test_a_folder_that_has_splits_gives_one_and_another_folder_all_of_it(model: Path) -> None:
+def test_folder_with_splits_uses_one_and_others_are_used_whole(model: Path) -> None:
     for name in ("train.csv", "validation.csv"):
         (model.parent / "split").mkdir(exist_ok=True)
         (model.parent / "split" / name).write_text(f"x,label\n{len(name)},0\n")
@@ -87,9 +87,7 @@ def test_a_folder_that_has_splits_gives_one_and_another_folder_all_of_it(model: 
     assert files({"path": "images", "split": "validation"}) == ["blue/0.png", "red/0.png"]
 
 
-def test_a_data_set_of_the_hub_is_read_from_its_cache_in_the_revision_asked_for(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hub_dataset_is_read_from_cache_at_requested_revision(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repository = model.parent / "hub" / "datasets--org--name"
     for revision, commit in (("main", "a" * 40), ("v2", "b" * 40)):
         (repository / "refs").mkdir(parents=True, exist_ok=True)
@@ -105,7 +103,7 @@ def test_a_data_set_of_the_hub_is_read_from_its_cache_in_the_revision_asked_for(
         planned(model, TASK, {"path": "org/name", "split": "test"})
 
 
-def test_what_winml_cli_writes_by_default_asks_for_nothing_that_is_refused(model: Path) -> None:
+def test_winml_cli_default_settings_are_accepted(model: Path) -> None:
     written = json.loads(Eval().model_dump_json())
     dataset = {**written.pop("dataset"), "path": "data.csv"}
     assert key(planned(model, {**written, **TASK}, dataset)) == key(planned(model, TASK))
@@ -136,7 +134,7 @@ REFUSED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("field", REFUSED)
-def test_a_field_that_means_nothing_here_is_refused_by_name(model: Path, field: str) -> None:
+def test_inapplicable_field_is_refused_by_name(model: Path, field: str) -> None:
     section, _, name = field.rpartition(".")
     given = {name: REFUSED[field]}
     said, dataset = ({}, given) if section else (given, {})
@@ -166,19 +164,19 @@ def test_a_field_that_means_nothing_here_is_refused_by_name(model: Path, field: 
         ({"mode": "compare", "reference_path": "model.onnx", "input_data": "a"}, None, RecipeError, "two sets of data"),
     ],
 )
-def test_what_is_missing_is_said(
+def test_missing_setting_is_reported(
     model: Path, said: dict[str, Any], dataset: dict[str, Any] | None, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         planned(model, said, dataset)
 
 
-def test_nothing_is_compared_with_nothing(model: Path) -> None:
+def test_compare_mode_requires_a_reference(model: Path) -> None:
     with pytest.raises(UsageError, match="the reference that --no-reference excludes"):
         planned(model, {"mode": "compare"}, has_reference=False)
 
 
-def test_settings_of_a_run_come_before_those_of_the_recipe() -> None:
+def test_run_settings_override_recipe() -> None:
     written = Eval.model_validate({"task": "question-answering", "dataset": {"samples": 5, "label_mapping": {"a": 1}}})
     section = eval_section(written, {"batch_size": 4}, {"label_mapping_file": "labels.json"})
     assert (section.task, section.batch_size, section.dataset.samples) == ("question-answering", 4, 5)

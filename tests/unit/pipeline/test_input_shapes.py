@@ -51,26 +51,26 @@ NCHW = specs(x=("N", 3, "h", "w"))
         (specs(x=(1, 3)), asked(1, x=(1, 3)), {}),
     ],
 )
-def test_every_dimension_gets_a_size_for_a_target_of_fixed_shapes(
+def test_fixed_shape_target_sets_every_dimension(
     inputs: list[TensorSpec], given: RequestedShapes, expected: Mapping[str, tuple[int, ...]]
 ) -> None:
     assert shapes_for(inputs, given, QNN).shapes == expected
 
 
-def test_a_batch_that_nobody_gave_is_told_and_one_that_somebody_gave_is_not() -> None:
+def test_default_batch_is_reported_and_given_batch_is_not() -> None:
     notice = shapes_for(specs(x=("N", 3)), asked(), QNN).notice
     assert "the open batch of x [N, 3] is 1" in notice
     assert "--batch-size" in notice
     assert shapes_for(specs(x=("N", 3)), asked(2), QNN).notice == ""
 
 
-def test_another_target_gets_the_sizes_that_were_given_and_no_others() -> None:
+def test_other_targets_fix_only_given_sizes() -> None:
     assert shapes_for(NCHW, asked()).shapes == {}
     assert shapes_for(NCHW, asked(2)).shapes == {"x": (2, 3, "h", "w")}
     assert shapes_for(NCHW, asked(sizes={"h": 8})).shapes == {"x": ("N", 3, 8, "w")}
 
 
-def test_a_name_that_is_also_the_size_of_something_else_is_no_batch() -> None:
+def test_name_shared_with_other_dimension_is_not_a_batch() -> None:
     inputs = specs(ids=("batch", "length"), weights=("length", 4))
     with pytest.raises(UsageError, match="'length' of input 'ids'"):
         shapes_for(inputs, asked(), QNN)
@@ -96,7 +96,7 @@ def test_a_name_that_is_also_the_size_of_something_else_is_no_batch() -> None:
         (specs(x=("N", 3)), asked(2, {"batch_size": 3}), "batch_size is 3, and export.batch_size is 2"),
     ],
 )
-def test_what_cannot_be_is_refused_with_its_input_and_dimension(
+def test_invalid_sizes_are_refused_with_input_and_dimension(
     inputs: list[TensorSpec], given: RequestedShapes, said: str
 ) -> None:
     with pytest.raises(UsageError) as refused:
@@ -105,7 +105,7 @@ def test_what_cannot_be_is_refused_with_its_input_and_dimension(
 
 
 @pytest.mark.parametrize("inputs", [NCHW, specs(x=(1, "?", 4)), specs(x=("...",)), specs(x=("N", "?"), y=("N", "t"))])
-def test_the_advice_for_an_open_dimension_is_what_helps(inputs: list[TensorSpec]) -> None:
+def test_advice_for_open_dimensions_leads_to_fixed_shapes(inputs: list[TensorSpec]) -> None:
     """Following the advice repeatedly leads to fixed shapes."""
     sizes: dict[str, int] = {}
     tensors: dict[str, Sequence[int | str]] = {}
@@ -125,13 +125,13 @@ def test_the_advice_for_an_open_dimension_is_what_helps(inputs: list[TensorSpec]
     assert found.shapes.keys() == {spec.name for spec in inputs}
 
 
-def test_an_option_wins_over_the_inputs_that_a_recipe_spells_out() -> None:
+def test_options_override_recipe_tensors() -> None:
     spelled_out = asked(4, {"h": 8}, x=(2, 3, 6, 6))
     with pytest.raises(UsageError, match="is 8 by"):
         shapes_for(NCHW, replace(spelled_out, batch_size=None), QNN)
     assert shapes_for(NCHW, replace(spelled_out, tensors_yield=True), QNN).shapes == {"x": (4, 3, 8, 6)}
 
 
-def test_a_type_is_as_the_file_has_it() -> None:
+def test_mismatched_input_type_is_refused() -> None:
     with pytest.raises(UsageError, match="takes float32, not int64"):
         shapes_for(specs(x=("N", 3)), RequestedShapes(tensors=(InputTensor(name="x", dtype="int64"),)), QNN)

@@ -63,7 +63,7 @@ def row(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("row")
-def test_a_row_adds_a_stage(tmp_path: Path) -> None:
+def test_stage_row_adds_a_stage(tmp_path: Path) -> None:
     def planned(precision: str) -> BuildGraph:
         overrides = Overrides(onnx=save_model(tmp_path / "tiny.onnx"), precision=precision)
         request = Request(None, overrides, tmp_path / "out")
@@ -103,7 +103,7 @@ def toolchain(target: Target, folder: Path) -> dict[str, str]:
     return ep_place(target, Store(folder / "cache").fingerprints).toolchain(("onnxruntime", "numpy"))
 
 
-def test_another_way_to_the_same_provider_is_in_no_key_of_it(packages: Path, tmp_path: Path) -> None:
+def test_windowsml_is_not_in_key_of_other_provider_packages(packages: Path, tmp_path: Path) -> None:
     install(packages, "onnxruntime", "1.31.1")
     install(packages, "onnxruntime_qnn", "2.7.0", "onnxruntime_qnn")
     install(packages, "windowsml", "2.4", "windowsml")
@@ -121,12 +121,12 @@ def test_another_way_to_the_same_provider_is_in_no_key_of_it(packages: Path, tmp
     assert toolchain(target, tmp_path) == {**found, "onnxruntime-qnn": "2.8.0"}
 
 
-def test_the_distribution_that_is_there_counts_among_those_of_one_module(packages: Path, tmp_path: Path) -> None:
+def test_installed_distribution_of_a_module_is_in_toolchain(packages: Path, tmp_path: Path) -> None:
     install(packages, "onnxruntime_ep_nv_tensorrt_rtx_cu12", "0.5.0", "onnxruntime_ep_nv_tensorrt_rtx")
     assert toolchain(Target(NV_TENSORRT_RTX, "gpu"), tmp_path)["onnxruntime-ep-nv-tensorrt-rtx-cu12"] == "0.5.0"
 
 
-def test_a_real_device_is_one_run_s_at_a_time_and_an_emulator_is_not(
+def test_real_devices_are_exclusive_and_emulators_are_not(
     packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(packages, "onnxruntime_qnn", "2.7.0", "onnxruntime_qnn")

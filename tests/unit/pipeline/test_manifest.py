@@ -48,7 +48,7 @@ GITLAB = {
 }
 
 
-def test_each_ci_system_is_told_by_addresses() -> None:
+def test_ci_run_urls_are_recorded_per_system() -> None:
     repository = "https://github.com/org/models"
     workflow = f"{repository}/.github/workflows/build.yml@refs/heads/main"
     assert ci_run(GITHUB) == CiRun(workflow, f"{repository}/actions/runs/12/attempts/2", repository, COMMIT)
@@ -65,7 +65,7 @@ def test_each_ci_system_is_told_by_addresses() -> None:
 
 
 @pytest.mark.parametrize("environment", [{}, {"CI": "true"}, {"GITHUB_ACTIONS": "true"}, {"TF_BUILD": "True"}])
-def test_outside_of_a_system_that_tells_itself_there_is_no_run(environment: dict[str, str]) -> None:
+def test_unidentified_ci_system_has_no_run(environment: dict[str, str]) -> None:
     assert ci_run(environment) is None
 
 
@@ -82,19 +82,19 @@ _INSTALLERS = (
 
 @settings(max_examples=20)
 @given(lines=st.permutations([*_WHEEL, *_INSTALLERS]), added=st.sets(st.sampled_from(_INSTALLERS)))
-def test_what_an_installer_adds_to_a_record_does_not_count(lines: list[str], added: set[str]) -> None:
+def test_installer_lines_do_not_change_record_digest(lines: list[str], added: set[str]) -> None:
     kept = [line for line in lines if line in _WHEEL or line in added]
     assert record_digest("\r\n".join(kept)) == record_digest("\n".join(_WHEEL))
 
 
 @settings(max_examples=10)
 @given(place=st.integers(0, len(_WHEEL) - 1))
-def test_another_file_in_a_wheel_does(place: int) -> None:
+def test_changed_wheel_file_changes_record_digest(place: int) -> None:
     changed = [line.replace("sha256=", "sha256=x") if at == place else line for at, line in enumerate(_WHEEL)]
     assert record_digest("\n".join(changed)) != record_digest("\n".join(_WHEEL))
 
 
-def test_only_what_is_installed_in_that_very_version_has_a_digest() -> None:
+def test_only_exact_installed_version_has_wheel_record() -> None:
     version = distribution_version("numpy")
     assert version is not None
     assert wheel_records({"numpy": version}).keys() == {"numpy"}
@@ -105,7 +105,7 @@ def _source(folder: Path, *names: str, kind: str = artifact_types.MODEL_FOLDER) 
     return Source("source", kind, tuple(SourceFile(name, folder / name) for name in names))
 
 
-def test_a_source_is_told_by_where_it_lay_as_seen_from_the_output(tmp_path: Path) -> None:
+def test_source_location_is_relative_to_output(tmp_path: Path) -> None:
     out = tmp_path / "out"
     environ = source_json(_source(tmp_path / "data", "a.npy", "sub/b.npy", kind="calibration data"), out)
     assert environ == {"kind": "calibration data", "folder": "../data"}
@@ -122,9 +122,7 @@ def test_a_source_is_told_by_where_it_lay_as_seen_from_the_output(tmp_path: Path
         ("---\nlicense: [mit, gpl]\n---\n", None),
     ],
 )
-def test_of_the_hub_the_commit_is_told_and_the_license_of_the_card(
-    tmp_path: Path, card: str, license_: str | None
-) -> None:
+def test_hub_source_records_commit_and_license(tmp_path: Path, card: str, license_: str | None) -> None:
     folder = tmp_path / "models--org--name" / "snapshots" / COMMIT
     folder.mkdir(parents=True)
     (folder / "README.md").write_text(card)
@@ -134,7 +132,7 @@ def test_of_the_hub_the_commit_is_told_and_the_license_of_the_card(
     assert environ.get("license") == license_
 
 
-def test_what_was_asked_for_is_what_somebody_wrote(tmp_path: Path) -> None:
+def test_recipe_and_options_are_recorded_as_written(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("model: net.onnx\nquant: {samples: 4}\nstages: {own: {command: [cp, a, b]}}\n")
     asked = asked_for(load_recipe(recipe), Overrides(ep="cpu", onnx=Path("a/b.onnx"), quant=False))
@@ -166,7 +164,7 @@ def manifest(stages: dict[str, str], sources: dict[str, str], time: str) -> dict
     sources=st.dictionaries(NAMES.map("x/{}".format), NAMES, max_size=5),
     data=st.data(),
 )
-def test_a_part_replaces_its_own_lines_and_nothing_else(
+def test_manifest_part_replaces_only_its_own_lines(
     stages: dict[str, str], sources: dict[str, str], data: st.DataObject
 ) -> None:
     part_stages = data.draw(st.fixed_dictionaries({}, optional=dict.fromkeys(stages, NAMES)))
@@ -178,7 +176,7 @@ def test_a_part_replaces_its_own_lines_and_nothing_else(
     assert found == manifest_text(manifest(stages | part_stages, sources | part_sources, when))
 
 
-def test_each_stage_has_a_line_of_its_own_and_all_of_it_is_json() -> None:
+def test_manifest_is_json_with_one_line_per_stage() -> None:
     value = manifest({"one": "1", "two": "2"}, {"a/b": "c"}, "now")
     text = manifest_text(value).decode()
     assert json.loads(text) == value

@@ -30,7 +30,7 @@ def _surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WINML_DAG_REMOTE_ACCEPT_UNSIGNED", "1")
 
 
-def test_without_a_remote_it_is_the_store_of_this_machine_and_nothing_else_is_imported(tmp_path: Path) -> None:
+def test_store_without_remote_is_local_and_imports_nothing_else(tmp_path: Path) -> None:
     assert type(open_store(tmp_path / "cache", RemoteOptions())) is Store
     assert type(open_store(tmp_path / "cache", RemoteOptions(mode="off"))) is Store
     script = """
@@ -45,7 +45,7 @@ assert not heavy, heavy
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_with_one_its_digests_are_sha256_also_where_it_is_off(tmp_path: Path) -> None:
+def test_store_with_remote_uses_sha256_even_if_off(tmp_path: Path) -> None:
     for mode in ("read", "off"):
         store = open_store(tmp_path / mode, RemoteOptions((tmp_path.as_uri(),), mode))
         assert store.has_remotes
@@ -53,7 +53,7 @@ def test_with_one_its_digests_are_sha256_also_where_it_is_off(tmp_path: Path) ->
         store.close()
 
 
-def test_an_address_that_nothing_speaks_is_told_before_a_key_is_missed(
+def test_unsupported_remote_scheme_is_refused_before_missing_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("WINML_DAG_REMOTE_ACCEPT_UNSIGNED")
@@ -61,7 +61,7 @@ def test_an_address_that_nothing_speaks_is_told_before_a_key_is_missed(
         open_store(tmp_path / "cache", RemoteOptions(("ftp://cache",)))
 
 
-def test_what_is_wrong_with_a_remote_is_logged_once_and_counted(
+def test_remote_failure_is_logged_once_and_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http, "ATTEMPT_SECONDS", 0.1)
@@ -75,7 +75,7 @@ def test_what_is_wrong_with_a_remote_is_logged_once_and_counted(
     assert read_statistics(store.folder, store.locks).traffic.left_alone == 1
 
 
-def test_who_may_not_write_is_told_so_also_where_somebody_has_written_before(tmp_path: Path) -> None:
+def test_missing_write_permission_is_reported_per_namespace(tmp_path: Path) -> None:
     def may_write(url: str, namespace: str) -> bool:
         tier = TierSettings(url, Mode.READ_WRITE, namespace)
         settings = RemoteSettings((tier,), accept_unsigned=True)
@@ -89,9 +89,7 @@ def test_who_may_not_write_is_told_so_also_where_somebody_has_written_before(tmp
         assert may_write(nginx.url, "main")
 
 
-def test_that_a_token_is_not_sent_is_told_where_there_is_one(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, server: FaultyServer
-) -> None:
+def test_unsent_token_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, server: FaultyServer) -> None:
     def told(tier: TierSettings) -> list[str]:
         settings = RemoteSettings((tier,), accept_unsigned=True)
         findings = check_tier(tier, settings, open_remote(server.url), tmp_path)
@@ -105,7 +103,7 @@ def test_that_a_token_is_not_sent_is_told_where_there_is_one(
     assert "WINML_DAG_REMOTE_TOKEN_HOST" in advice
 
 
-def test_who_is_trusted_is_told_where_only_other_keys_are_here(tmp_path: Path) -> None:
+def test_missing_trusted_keys_are_reported(tmp_path: Path) -> None:
     tier = TierSettings(tmp_path.as_uri(), trusted=frozenset({"main"}))
     settings = RemoteSettings((tier,), (SigningKey("pull", bytes(32)),))
     keys = next(iter(check_tier(tier, settings, open_remote(tier.url), tmp_path)))

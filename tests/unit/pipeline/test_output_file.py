@@ -66,7 +66,7 @@ def compiled(folder: Path, binary: str) -> dict[str, bytes]:
     return {NAME: model.read_bytes(), binary: b"binary"}
 
 
-def test_a_file_is_put_and_left_alone_while_it_is_right(puts: Puts, with_weights: Mapping[str, bytes]) -> None:
+def test_output_is_written_and_unchanged_while_correct(puts: Puts, with_weights: Mapping[str, bytes]) -> None:
     assert set(puts.put(with_weights).written) == with_weights.keys()
     times = {path.name: path.stat().st_mtime_ns for path in puts.folder.iterdir()}
     assert puts.put(with_weights) == PublishedChange()
@@ -74,7 +74,7 @@ def test_a_file_is_put_and_left_alone_while_it_is_right(puts: Puts, with_weights
     assert puts.contents() == {**NOTES, **with_weights}
 
 
-def test_a_model_of_ours_makes_way_with_its_weights_and_its_binary(
+def test_replaced_model_loses_its_weights_and_binary(
     puts: Puts, plain: Mapping[str, bytes], with_weights: Mapping[str, bytes], tmp_path: Path
 ) -> None:
     for before, goes in ((with_weights, DATA), (compiled(tmp_path, "small_qnn.bin"), "small_qnn.bin")):
@@ -84,7 +84,7 @@ def test_a_model_of_ours_makes_way_with_its_weights_and_its_binary(
         assert puts.contents() == {**NOTES, **plain}
 
 
-def test_weights_of_somebody_elses_model_stay(puts: Puts, plain: Mapping[str, bytes]) -> None:
+def test_foreign_weights_are_kept(puts: Puts, plain: Mapping[str, bytes]) -> None:
     (puts.folder / DATA).write_bytes(b"of another model")
     puts.put(plain)
     puts.put({NAME: b"another"})
@@ -92,15 +92,13 @@ def test_weights_of_somebody_elses_model_stay(puts: Puts, plain: Mapping[str, by
 
 
 @pytest.mark.parametrize("binary", ["other_shared_qnn.bin", "small_shared_qnn.bin"])
-def test_a_binary_that_several_models_may_share_stays(
-    puts: Puts, plain: Mapping[str, bytes], tmp_path: Path, binary: str
-) -> None:
+def test_possibly_shared_binary_is_kept(puts: Puts, plain: Mapping[str, bytes], tmp_path: Path, binary: str) -> None:
     puts.put(compiled(tmp_path, binary))
     assert puts.put(plain).removed == ()
     assert puts.contents()[binary] == b"binary"
 
 
-def test_a_report_that_is_outdated_goes_if_it_is_ours(puts: Puts, plain: Mapping[str, bytes], tmp_path: Path) -> None:
+def test_outdated_report_is_removed_if_owned(puts: Puts, plain: Mapping[str, bytes], tmp_path: Path) -> None:
     puts.put({**plain, "small_report.json": b"{}"})
     wanted = publish(puts.store, tmp_path, plain)
     assert puts.output().publish(wanted, ["small_report.json"]).removed == ("small_report.json",)
@@ -109,7 +107,7 @@ def test_a_report_that_is_outdated_goes_if_it_is_ours(puts: Puts, plain: Mapping
 
 
 @pytest.mark.parametrize("name", [NAME, DATA, "small_qnn.bin"])
-def test_a_file_that_the_cache_does_not_know_is_in_the_way(
+def test_foreign_file_is_refused_without_overwrite(
     puts: Puts, with_weights: Mapping[str, bytes], tmp_path: Path, name: str
 ) -> None:
     files = compiled(tmp_path, name) if name.endswith(".bin") else with_weights
@@ -121,7 +119,7 @@ def test_a_file_that_the_cache_does_not_know_is_in_the_way(
     assert puts.contents() == {**NOTES, **files}
 
 
-def test_one_of_ours_that_was_edited_is_somebodys(puts: Puts, plain: Mapping[str, bytes]) -> None:
+def test_edited_output_is_refused(puts: Puts, plain: Mapping[str, bytes]) -> None:
     puts.put(plain)
     (puts.folder / NAME).write_bytes(b"edited")
     with pytest.raises(UsageError, match="is in the way"):
@@ -130,7 +128,7 @@ def test_one_of_ours_that_was_edited_is_somebodys(puts: Puts, plain: Mapping[str
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_neither_the_model_that_is_read_nor_a_folder_is_ever_replaced(
+def test_input_model_and_folder_are_never_replaced(
     puts: Puts, plain: Mapping[str, bytes], with_weights: Mapping[str, bytes], tmp_path: Path, overwrite: bool
 ) -> None:
     puts.put(plain)
@@ -145,7 +143,7 @@ def test_neither_the_model_that_is_read_nor_a_folder_is_ever_replaced(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege there")
-def test_a_link_is_replaced_not_followed(puts: Puts, plain: Mapping[str, bytes], tmp_path: Path) -> None:
+def test_link_is_replaced_and_not_followed(puts: Puts, plain: Mapping[str, bytes], tmp_path: Path) -> None:
     target = tmp_path / "elsewhere.onnx"
     target.write_bytes(b"mine")
     (puts.folder / NAME).symlink_to(target)
@@ -156,7 +154,7 @@ def test_a_link_is_replaced_not_followed(puts: Puts, plain: Mapping[str, bytes],
     assert target.read_bytes() == b"mine"
 
 
-def test_a_change_that_is_interrupted_once_it_is_decided_is_completed_by_the_next(
+def test_interrupted_change_is_completed_by_the_next(
     puts: Puts, plain: Mapping[str, bytes], with_weights: Mapping[str, bytes]
 ) -> None:
     def interrupt() -> None:

@@ -54,7 +54,7 @@ def folder(tmp_path: Path) -> Folder:
     return Folder(tmp_path)
 
 
-def test_the_first_build_writes_everything_beside_what_is_there_as_files_of_the_user(folder: Folder) -> None:
+def test_first_build_writes_writable_copies_beside_user_files(folder: Folder) -> None:
     done = folder.put(folder.made(FIRST))
     assert done == PublishedChange(written=(*sorted(FIRST), MANIFEST))
     assert folder.contents() == {**FIRST, **TEXTS, **NOTES}
@@ -64,7 +64,7 @@ def test_the_first_build_writes_everything_beside_what_is_there_as_files_of_the_
         assert status.st_mode & 0o200
 
 
-def test_a_folder_that_is_as_it_should_be_is_not_touched(folder: Folder) -> None:
+def test_correct_folder_is_not_touched(folder: Folder) -> None:
     files = folder.made(FIRST)
     folder.put(files)
     before = folder.states()
@@ -73,7 +73,7 @@ def test_a_folder_that_is_as_it_should_be_is_not_touched(folder: Folder) -> None
 
 
 @pytest.mark.parametrize("edited", [False, True])
-def test_the_next_build_takes_away_what_is_ours_and_was_not_edited(folder: Folder, edited: bool) -> None:
+def test_next_build_removes_owned_unedited_files(folder: Folder, edited: bool) -> None:
     first, second = folder.made(FIRST), folder.made(SECOND)
     folder.put(first)
     stays = {"export.onnx": b"edited by hand"} if edited else {}
@@ -86,7 +86,7 @@ def test_the_next_build_takes_away_what_is_ours_and_was_not_edited(folder: Folde
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"broken")])
-def test_a_file_of_ours_that_was_damaged_or_deleted_is_put_back(folder: Folder, damage: Callable[[Path], None]) -> None:
+def test_damaged_or_deleted_file_is_restored(folder: Folder, damage: Callable[[Path], None]) -> None:
     files = folder.made(FIRST)
     folder.put(files)
     damage(folder.out / "model.onnx")
@@ -95,21 +95,21 @@ def test_a_file_of_ours_that_was_damaged_or_deleted_is_put_back(folder: Folder, 
 
 
 @pytest.mark.parametrize("name", ["model.onnx", MANIFEST])
-def test_a_file_that_is_not_ours_is_never_overwritten(folder: Folder, name: str) -> None:
+def test_foreign_file_is_never_overwritten(folder: Folder, name: str) -> None:
     (folder.out / name).write_bytes(b"mine")
     with pytest.raises(UsageError, match=rf"{name} is in the way"):
         folder.put(folder.made(FIRST))
     assert folder.contents() == {name: b"mine", **NOTES}
 
 
-def test_a_link_that_leads_nowhere_is_in_the_way_too(folder: Folder) -> None:
+def test_dangling_link_is_refused(folder: Folder) -> None:
     (folder.out / "model.onnx").symlink_to(folder.out / "nowhere")
     with pytest.raises(UsageError, match=r"model\.onnx is in the way"):
         folder.put(folder.made(FIRST))
     assert (folder.out / "model.onnx").is_symlink()
 
 
-def test_overwriting_replaces_files_only_and_none_that_is_read(folder: Folder, tmp_path: Path) -> None:
+def test_overwrite_replaces_files_but_not_build_inputs(folder: Folder, tmp_path: Path) -> None:
     for name in ("theirs.onnx", "read.onnx"):
         (folder.out / name).write_bytes(b"theirs")
     (folder.out / "link.onnx").symlink_to(tmp_path / "elsewhere.onnx")
@@ -121,13 +121,13 @@ def test_overwriting_replaces_files_only_and_none_that_is_read(folder: Folder, t
             output.refuse_foreign([name])
 
 
-def test_a_file_that_is_not_ours_but_just_what_is_wanted_is_in_nobodys_way(folder: Folder) -> None:
+def test_foreign_file_with_wanted_content_is_accepted(folder: Folder) -> None:
     (folder.out / "model.onnx").write_bytes(FIRST["model.onnx"])
     assert "model.onnx" not in folder.put(folder.made(FIRST)).written
     assert folder.contents() == {**FIRST, **TEXTS, **NOTES}
 
 
-def test_a_damaged_blob_is_reported_and_the_folder_is_as_it_was(folder: Folder) -> None:
+def test_damaged_blob_is_reported_and_folder_unchanged(folder: Folder) -> None:
     first, second = folder.made(FIRST), folder.made(SECOND)
     folder.put(first)
     folder.store.rot(second[-1])
@@ -136,7 +136,7 @@ def test_a_damaged_blob_is_reported_and_the_folder_is_as_it_was(folder: Folder) 
     assert folder.contents() == {**FIRST, **TEXTS, **NOTES}
 
 
-def test_a_build_that_begins_leaves_the_change_of_another_alone(folder: Folder, tmp_path: Path) -> None:
+def test_preparing_folder_does_not_disturb_a_running_change(folder: Folder, tmp_path: Path) -> None:
     def prepare(prepared: Path) -> list[str]:
         (prepared / "model.onnx").write_bytes(b"model")
         prepare_folder(folder.out)
@@ -146,14 +146,14 @@ def test_a_build_that_begins_leaves_the_change_of_another_alone(folder: Folder, 
     assert folder.contents() == {"model.onnx": b"model", **NOTES}
 
 
-def test_several_builds_prepare_one_folder_at_once_and_leave_no_trace(tmp_path: Path) -> None:
+def test_concurrent_preparation_leaves_no_trace(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as threads:
         assert list(threads.map(prepare_folder, [tmp_path / "parent" / "out"] * 100)) == [None] * 100
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "notes.txt/below"])
-def test_a_file_where_the_folder_should_be_is_named(folder: Folder, name: str) -> None:
+def test_file_in_place_of_folder_is_named(folder: Folder, name: str) -> None:
     with pytest.raises(StoreError, match=r"notes\.txt is a file"):
         refuse_file(folder.out / name)
 
@@ -192,7 +192,7 @@ def links(tmp_path: Path) -> Iterator[Links]:
     links.store.close()
 
 
-def test_a_link_that_was_deleted_is_put_back_as_it_is_asked_for(links: Links) -> None:
+def test_deleted_link_is_restored_as_requested(links: Links) -> None:
     done = links.put(link=True, owned=False)
     assert (set(done.written), done.not_linked) == (set(LINKED), ())
     assert links.linked() == {path.name for path in links.out.iterdir()} == set(LINKED)
@@ -202,7 +202,7 @@ def test_a_link_that_was_deleted_is_put_back_as_it_is_asked_for(links: Links) ->
 
 
 @pytest.mark.parametrize("link", [True, False])
-def test_files_that_are_right_stay_what_they_are_copies_or_links(links: Links, link: bool) -> None:
+def test_correct_files_stay_copies_or_links(links: Links, link: bool) -> None:
     links.put(link=link, owned=False)
     before = links.states()
     assert not links.put(link=not link).changed
@@ -211,7 +211,7 @@ def test_files_that_are_right_stay_what_they_are_copies_or_links(links: Links, l
 
 @pytest.mark.parametrize("put_time_back", [False, True])
 @pytest.mark.parametrize("link", [True, False])
-def test_an_edit_through_a_link_is_noticed_whatever_its_time_and_never_put_there_again(
+def test_edit_through_link_is_detected_and_not_restored_from_blob(
     links: Links, put_time_back: bool, link: bool
 ) -> None:
     links.put(link=True, owned=False)
@@ -228,7 +228,7 @@ def test_an_edit_through_a_link_is_noticed_whatever_its_time_and_never_put_there
     assert {path.name: path.read_bytes() for path in links.out.iterdir()} == LINKED
 
 
-def test_a_file_replaced_by_another_leaves_the_cache_alone(links: Links) -> None:
+def test_replacing_a_linked_file_does_not_affect_cache(links: Links) -> None:
     links.put(link=True, owned=False)
     (links.out / "new").write_bytes(b"edited")
     (links.out / "new").replace(links.out / "model.onnx")

@@ -46,7 +46,7 @@ def key(planned: PerfPlan) -> str:
     return cache_key(key_inputs)
 
 
-def test_the_host_and_every_setting_are_in_the_key(tmp_path: Path, store: Store) -> None:
+def test_host_and_every_setting_are_in_the_key(tmp_path: Path, store: Store) -> None:
     model = save(tmp_path / "model.onnx", first="batch")
     usual = key(plan(model, store))
     assert key(plan(model, store, replace(HOST))) == usual
@@ -63,14 +63,14 @@ def test_the_host_and_every_setting_are_in_the_key(tmp_path: Path, store: Store)
     assert len({usual, *others}) == 1 + len(hosts) + len(settings)
 
 
-def test_a_gpu_matters_where_it_is_used_alone() -> None:
+def test_gpu_is_in_host_identity_only_if_used() -> None:
     other = replace(HOST, accelerators=("a GPU 1.1",))
 
     assert HOST.identity(device="cpu") == other.identity(device="cpu")
     assert HOST.identity(device="gpu") != other.identity(device="gpu")
 
 
-def test_this_host_tells_what_it_is_and_not_its_name() -> None:
+def test_host_identity_is_stable_and_omits_hostname() -> None:
     import socket
 
     told = this_host().identity(device="npu")
@@ -81,7 +81,7 @@ def test_this_host_tells_what_it_is_and_not_its_name() -> None:
     assert socket.gethostname() not in told.values()
 
 
-def test_what_is_read_is_in_the_key(tmp_path: Path, store: Store) -> None:
+def test_measured_files_are_in_the_key(tmp_path: Path, store: Store) -> None:
     model, other = save(tmp_path / "model.onnx"), save(tmp_path / "other.onnx", weight=2.0)
     data = tmp_path / "data.npz"
     np.savez(data, x=np.zeros((1, 2, 3), np.float32))
@@ -100,14 +100,14 @@ def test_what_is_read_is_in_the_key(tmp_path: Path, store: Store) -> None:
     assert key(plan(model, store, perf={"input_data": "data.npz"})) not in keys
 
 
-def test_a_batch_that_the_model_does_not_take_is_refused(tmp_path: Path, store: Store) -> None:
+def test_unsupported_batch_size_is_refused(tmp_path: Path, store: Store) -> None:
     fixed = save(tmp_path / "model.onnx", first=2)
 
     with pytest.raises(UsageError, match=r"A batch of 4 does not fit.* x in the shape \[2, 3\] only"):
         plan(fixed, store, perf={"batch_size": 4})
 
 
-def test_the_batch_of_a_fixed_model_is_what_is_given_or_what_its_build_fixed(tmp_path: Path, store: Store) -> None:
+def test_fixed_model_batch_is_given_or_from_its_build(tmp_path: Path, store: Store) -> None:
     built = find_built_model(save(tmp_path / "model.onnx", first=2))
 
     def planned(size: int | None, **settings: Any) -> str:
@@ -118,7 +118,7 @@ def test_the_batch_of_a_fixed_model_is_what_is_given_or_what_its_build_fixed(tmp
     assert planned(2) != planned(None) == planned(None, export={"batch_size": 3})
 
 
-def test_a_size_is_one_that_the_model_leaves_open(tmp_path: Path, store: Store) -> None:
+def test_sizes_must_name_open_dimensions(tmp_path: Path, store: Store) -> None:
     model = save(tmp_path / "model.onnx", first="n", second="length")
 
     assert key(plan(model, store)) != key(plan(model, store, perf={"sizes": {"length": 3}}))
@@ -130,7 +130,7 @@ def test_a_size_is_one_that_the_model_leaves_open(tmp_path: Path, store: Store) 
         plan(model, store, perf={"input_data": "data.npz", "sizes": {"length": 3}})
 
 
-def test_data_and_options_that_cannot_be_are_refused(tmp_path: Path, store: Store) -> None:
+def test_invalid_data_and_options_are_refused(tmp_path: Path, store: Store) -> None:
     model = save(tmp_path / "model.onnx")
 
     for name, wrong in (("none.npz", "does not exist"), ("model.onnx", "is no .npz file")):
@@ -140,7 +140,7 @@ def test_data_and_options_that_cannot_be_are_refused(tmp_path: Path, store: Stor
         plan(model, store, options={"fast": "1"})
 
 
-def test_one_hosts_measurement_is_never_told_of_another(tmp_path: Path, store: Store) -> None:
+def test_measurement_is_not_reused_on_other_hosts(tmp_path: Path, store: Store) -> None:
     model = save(tmp_path / "model.onnx")
 
     def measured(host: Host, *, rebuild: bool = False) -> Measurement:

@@ -105,7 +105,7 @@ def same(one: BuildGraph, other: BuildGraph) -> bool:
     return text(one) == text(other) and one.sources == other.sources
 
 
-def test_an_unchanged_plan_stands_and_is_the_one_that_would_be_made(store: Store) -> None:
+def test_unchanged_plan_is_loaded_and_equals_a_new_one(store: Store) -> None:
     assert load(REQUEST, store) is None
     plan_request(REQUEST, store, download=False)
     loaded = load(REQUEST, store)
@@ -118,7 +118,7 @@ def test_an_unchanged_plan_stands_and_is_the_one_that_would_be_made(store: Store
         assert load(other, store) is None
 
 
-def test_what_a_plan_needs_of_the_machine_is_remembered_with_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_requirements_are_cached_with_plan(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     request = Request(REQUEST.recipe, Overrides(ep="qnn"), OUT)
     planned = plan_request(request, store, download=False)
@@ -154,13 +154,13 @@ EDITS: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
-def test_an_edit_of_what_it_was_made_from_ends_it(store: Store, edit: Callable[[], object]) -> None:
+def test_edit_of_any_input_invalidates_plan(store: Store, edit: Callable[[], object]) -> None:
     before, after = ended_by(edit, store)
     assert not same(before, after)
     assert same(after, fresh(REQUEST, store))
 
 
-def test_a_package_that_is_installed_or_changed_ends_it(
+def test_installed_or_changed_package_invalidates_plan(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packages = tmp_path / "packages"
@@ -176,13 +176,11 @@ def test_a_package_that_is_installed_or_changed_ends_it(
     keys._listed_here.cache_clear()
 
 
-def test_this_programs_own_code_ends_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_program_code_invalidates_plan(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     ended_by(lambda: monkeypatch.setattr(uptodate, "_code_state", lambda: "edited"), store)
 
 
-def test_a_model_of_the_hub_that_became_another_ends_it(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_hub_model_invalidates_plan(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By another commit, or by a local folder that takes the place of a hub id of the same name."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     repository = tmp_path / "hub" / "models--org--name"
@@ -196,7 +194,7 @@ def test_a_model_of_the_hub_that_became_another_ends_it(
     assert load(request, store) is None
 
 
-def test_an_onnx_model_that_gets_other_external_data_ends_it(store: Store) -> None:
+def test_changed_external_data_invalidates_plan(store: Store) -> None:
     model = onnx.load(save_model(Path("m.onnx"), "MatMul", (1, 64), np.ones((64, 64))))
     onnx.save_model(model, "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
     data = Path("m.data").read_bytes()
@@ -206,7 +204,7 @@ def test_an_onnx_model_that_gets_other_external_data_ends_it(store: Store) -> No
     assert load(request, store) is None
 
 
-def test_an_edit_behind_a_link_and_back_up_ends_it(store: Store, tmp_path: Path) -> None:
+def test_edit_behind_link_and_parent_path_invalidates_plan(store: Store, tmp_path: Path) -> None:
     """``link/../model`` is next to the folder that the link leads to, not next to the link."""
     project = tmp_path / "project"
     (project / "recipes").mkdir(parents=True)
@@ -219,7 +217,7 @@ def test_an_edit_behind_a_link_and_back_up_ends_it(store: Store, tmp_path: Path)
     ended_by(lambda: (project / "model" / "model.safetensors").write_bytes(b"MODEL"), store, request)
 
 
-def test_an_output_folder_that_is_a_link_to_another_place_ends_it(store: Store, tmp_path: Path) -> None:
+def test_retargeted_output_link_invalidates_plan(store: Store, tmp_path: Path) -> None:
     """The settings written there name the model relative to that folder."""
     (tmp_path / "near").mkdir()
     (tmp_path / "far" / "away").mkdir(parents=True)
@@ -242,7 +240,7 @@ def test_an_output_folder_that_is_a_link_to_another_place_ends_it(store: Store, 
     ],
     ids=["the provider's own", "the preferred provider's", "another one's of the device"],
 )
-def test_a_provider_installed_in_an_environment_named_for_it_ends_a_plan_that_does_without(
+def test_provider_installed_in_named_environment_invalidates_plan(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str, options: dict[str, Any], installs: str
 ) -> None:
     monkeypatch.delenv(ENVIRONMENTS_VARIABLE, raising=False)
@@ -257,7 +255,7 @@ def test_a_provider_installed_in_an_environment_named_for_it_ends_a_plan_that_do
 
 @pytest.mark.skipif(not installed(QNN), reason="needs onnxruntime-qnn")
 @pytest.mark.parametrize("changed", ["sdk.yaml", f"lib/{host_name()}/{library('QnnIr')}"])
-def test_another_version_or_library_of_the_sdk_ends_a_plan(store: Store, changed: str) -> None:
+def test_changed_sdk_version_or_library_invalidates_plan(store: Store, changed: str) -> None:
     put_sdk(Path("sdk"))
     settings = {"compiler": "qairt", "qnn_sdk_root": "sdk"}
     request = Request(None, Overrides(onnx=Path("m.onnx"), ep="qnn", settings={"compile": settings}), OUT)
@@ -292,7 +290,7 @@ MODEL = Request(None, Overrides(onnx=Path("here/m.onnx"), precision="fp32", ep="
 @pytest.mark.parametrize(
     ("module", "name"), [(pipeline_plan, "plan_build"), (plan_cache, "save_plan")], ids=["meanwhile", "at the end"]
 )
-def test_a_model_or_data_that_lie_in_another_folder_after_planning_are_planned_anew(
+def test_path_retargeted_during_planning_invalidates_plan(
     store: Store, request_: Request, change: Callable[[], None], module: Any, name: str
 ) -> None:
     """Everything counts as old, however new it is, as on a file system with a late clock."""
@@ -312,7 +310,7 @@ def test_a_model_or_data_that_lie_in_another_folder_after_planning_are_planned_a
         assert load(request_, store) is not None
 
 
-def test_what_has_not_come_to_rest_is_not_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_of_recently_written_files_is_not_cached(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file written within a tick of a coarse clock could have changed unnoticed during planning."""
     monkeypatch.setattr(file_reading, "SETTLED_NS", 2 * 10**9)
     monkeypatch.setattr(file_reading, "settled_ns", lambda _: 2 * 10**9)
@@ -320,7 +318,7 @@ def test_what_has_not_come_to_rest_is_not_kept(store: Store, monkeypatch: pytest
     assert load(REQUEST, store) is None
 
 
-def test_a_damaged_note_counts_as_none(store: Store) -> None:
+def test_damaged_cache_entry_is_ignored(store: Store) -> None:
     plan_request(REQUEST, store, download=False)
     file = Path(file_of(str(store.folder), str(REQUEST.words)))
     sound = file.read_bytes()
@@ -333,7 +331,7 @@ def test_a_damaged_note_counts_as_none(store: Store) -> None:
     assert load(REQUEST, store) is not None
 
 
-def test_a_note_with_a_right_checksum_and_nonsense_in_it_counts_as_none(store: Store) -> None:
+def test_invalid_header_values_with_valid_checksum_do_not_break_planning(store: Store) -> None:
     """The cache folder may have been written by others."""
     plan_request(REQUEST, store, download=False)
     file = Path(file_of(str(store.folder), str(REQUEST.words)))

@@ -73,7 +73,7 @@ def is_up_to_date() -> bool:
 
 
 @pytest.mark.usefixtures("_built")
-def test_a_lost_manifest_is_made_anew_as_a_whole() -> None:
+def test_lost_manifest_is_rewritten_in_full() -> None:
     """Whether it is gone, alone or with an output, or was edited."""
     value = json.loads(MANIFEST.read_text())
     for lost in ([MANIFEST], [MANIFEST, Path("build/other.txt")], []):
@@ -87,7 +87,7 @@ def test_a_lost_manifest_is_made_anew_as_a_whole() -> None:
 
 
 @pytest.mark.usefixtures("_built")
-def test_a_folder_with_other_files_in_it_is_up_to_date_after_two_builds() -> None:
+def test_folder_output_is_up_to_date_after_two_builds() -> None:
     """One plans a part, and one may have to plan everything since the output files differ."""
     for words in ("two", "two three", "one two three", "two one"):
         Path("words.txt").write_text(words)
@@ -101,7 +101,7 @@ def test_a_folder_with_other_files_in_it_is_up_to_date_after_two_builds() -> Non
 
 
 @pytest.mark.usefixtures("_built")
-def test_a_file_that_was_touched_just_before_is_read_the_next_time_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recently_touched_file_is_marked_racy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another write within one tick of the file system's clock would not show in its times."""
     monkeypatch.setattr(file_reading, "SETTLED_NS", 10**12)
     monkeypatch.setattr(file_reading, "settled_ns", lambda _: 10**12)
@@ -115,7 +115,7 @@ def test_a_file_that_was_touched_just_before_is_read_the_next_time_too(monkeypat
 
 
 @pytest.mark.usefixtures("_built")
-def test_an_edit_of_a_part_that_is_taken_back_is_taken_back_in_the_manifest() -> None:
+def test_reverted_edit_is_reverted_in_manifest() -> None:
     """The first results are cached, so nothing runs; what is only put back leaves the manifest as it is."""
 
     def placed() -> list[Any]:
@@ -152,9 +152,7 @@ EDITS: dict[str, Callable[[], object]] = {
 
 @pytest.mark.usefixtures("_built")
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
-def test_what_changes_at_the_end_of_a_long_build_is_not_vouched_for(
-    monkeypatch: pytest.MonkeyPatch, edit: Callable[[], object]
-) -> None:
+def test_edit_at_end_of_build_is_not_up_to_date(monkeypatch: pytest.MonkeyPatch, edit: Callable[[], object]) -> None:
     """After a source was read, after an output was verified, or after keys were computed from installed packages."""
     Path("packages").mkdir()
     monkeypatch.syspath_prepend(str(Path("packages").absolute()))
@@ -179,7 +177,7 @@ print(code, sorted(heavy))
 
 
 @pytest.mark.usefixtures("_built")
-def test_an_edit_imports_nothing_that_only_planning_needs() -> None:
+def test_rebuild_after_edit_imports_no_planning_modules() -> None:
     found = ""
     for text in ("one", "two"):  # the first one plans: this is another way of starting Python
         Path("other.txt").write_text(text)
@@ -256,7 +254,7 @@ MOMENTS = [
 @pytest.mark.skipif(sys.platform == "win32", reason="tools are shell scripts")
 @pytest.mark.parametrize(("read", "program", "change", "expected"), CASES)
 @pytest.mark.parametrize(("module", "name"), MOMENTS)
-def test_what_changed_during_a_build_is_built_by_the_next(
+def test_edit_during_build_is_built_by_the_next(
     monkeypatch: pytest.MonkeyPatch,
     read: str,
     program: list[str],

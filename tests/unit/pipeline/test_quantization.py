@@ -29,13 +29,13 @@ def types(quant: Quant) -> tuple[str | None, str | None]:
     return quant.weight_type, quant.activation_type
 
 
-def test_every_provider_says_where_its_integers_are_from() -> None:
+def test_every_provider_cites_source_of_integer_support() -> None:
     assert all(ep.integers.source.startswith("https://") and ep.integers.reason for ep in EXECUTION_PROVIDERS)
 
 
 @pytest.mark.parametrize("ep", sorted(ep.alias for ep in EXECUTION_PROVIDERS))
 @pytest.mark.parametrize("name", sorted(set(PRECISIONS) - {"auto", "fp32", "fp16", "dynamic"}))
-def test_a_precision_is_refused_in_a_sentence_or_has_the_widths_of_its_name(ep: str, name: str) -> None:
+def test_precision_is_refused_or_has_the_widths_of_its_name(ep: str, name: str) -> None:
     if (ep, name) in REFUSED:
         with pytest.raises(UsageError, match=find_ep(ep).name):
             quant_for(name, ep)
@@ -58,13 +58,13 @@ def test_a_precision_is_refused_in_a_sentence_or_has_the_widths_of_its_name(ep: 
         ("vitisai", "w8a16", ("int8", "int16")),
     ],
 )
-def test_signs_are_of_the_provider(ep: str, name: str, expected: tuple[str, str]) -> None:
+def test_signedness_depends_on_provider(ep: str, name: str, expected: tuple[str, str]) -> None:
     quant = quant_for(name, ep)
     assert quant.mode == "static"
     assert types(quant) == expected
 
 
-def test_four_bits_are_blocks_where_those_run() -> None:
+def test_four_bit_weights_are_rtn_blocks_where_supported() -> None:
     for ep in ("cpu", "dml", "cuda", "openvino"):
         quant = quant_for("w4a16", ep)
         assert (quant.mode, quant.rtn_bits, quant.rtn_float_type) == ("rtn", 4, "float16")
@@ -83,20 +83,20 @@ def test_four_bits_are_blocks_where_those_run() -> None:
         ("cpu", "w9a9", "not a precision", ""),
     ],
 )
-def test_what_a_provider_cannot_run_is_refused_with_what_it_can(ep: str, name: str, message: str, advice: str) -> None:
+def test_unsupported_precision_is_refused_with_alternative(ep: str, name: str, message: str, advice: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         precision_for(name, target(ep))
     assert advice in (caught.value.advice or "")
 
 
-def test_types_that_a_section_names_stay_when_they_have_the_width_asked_for() -> None:
+def test_section_types_of_matching_width_are_kept() -> None:
     section = Quant(weight_type="int8", activation_type="uint8")
     assert types(quant_for("w8a8", "cpu", section)) == ("int8", "uint8")
     assert types(quant_for("w8a16", "cpu", section)) == ("int8", "uint16")
     assert types(with_types(section, target("qnn"))) == ("int8", "uint8")
 
 
-def test_what_a_section_leaves_open_comes_from_the_table() -> None:
+def test_unset_quant_fields_come_from_provider_table() -> None:
     trt = with_types(Quant(), target("tensorrt"))
     assert (trt.per_channel, trt.weight_symmetric, trt.activation_symmetric) == (True, True, True)
     assert with_types(Quant(), target("vitisai")).per_channel is False
@@ -116,7 +116,7 @@ def test_what_a_section_leaves_open_comes_from_the_table() -> None:
         Quant(weight_type="int4", activation_type="uint16", per_channel=False),
     ],
 )
-def test_types_that_qnn_would_leave_to_the_cpu_are_refused_in_a_section_too(quant: Quant) -> None:
+def test_types_unsupported_by_qnn_are_refused_in_section(quant: Quant) -> None:
     with pytest.raises(UsageError, match="QNNExecutionProvider takes"):
         with_types(quant, target("qnn"))
 
@@ -133,5 +133,5 @@ def test_types_that_qnn_would_leave_to_the_cpu_are_refused_in_a_section_too(quan
         ("vitisai", "npu", "fp32"),
     ],
 )
-def test_auto_depends_on_provider_and_device(ep: str, device: str, name: str) -> None:
+def test_auto_precision_depends_on_provider_and_device(ep: str, device: str, name: str) -> None:
     assert precision_for("auto", target(ep, device)).name == name

@@ -41,12 +41,12 @@ def urls(**options: object) -> list[str]:
     return [tier.url for tier in tiers(**options)]
 
 
-def test_nobody_who_says_nothing_has_a_remote() -> None:
+def test_no_remote_is_configured_by_default() -> None:
     assert not RemoteOptions().is_configured
     assert remote_settings(RemoteOptions()) is None
 
 
-def test_an_option_goes_before_the_environment_that_before_the_project_and_that_before_the_user(
+def test_precedence_is_option_environment_project_user(
     user_file: Path, project_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     user_file.write_text('[[remote]]\nurl = "https://user"\n')
@@ -59,9 +59,7 @@ def test_an_option_goes_before_the_environment_that_before_the_project_and_that_
     assert (urls(urls=option), named_by(RemoteOptions(option))) == (["https://option"], "--remote")
 
 
-def test_what_may_be_done_is_read_unless_somebody_says_more(
-    project_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mode_defaults_to_read(project_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project_file.write_text('[[remote]]\nurl = "https://a"\n[[remote]]\nurl = "https://b"\nmode = "read-write"\n')
     assert [tier.mode for tier in tiers()] == [Mode.READ, Mode.READ_WRITE]
     monkeypatch.setenv("WINML_DAG_REMOTE_MODE", "read")
@@ -69,7 +67,7 @@ def test_what_may_be_done_is_read_unless_somebody_says_more(
     assert [tier.mode for tier in tiers(mode="off")] == [Mode.OFF, Mode.OFF]
 
 
-def test_the_environment_may_name_the_namespace_of_all(project_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_sets_namespace_of_all_remotes(project_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project_file.write_text('[[remote]]\nurl = "https://a"\nnamespace = "main"\n')
     assert tiers()[0].namespace == "main"
     monkeypatch.setenv("WINML_DAG_REMOTE_NAMESPACE", "pull/12")
@@ -80,13 +78,13 @@ def test_the_environment_may_name_the_namespace_of_all(project_file: Path, monke
 
 
 @pytest.mark.parametrize("variable", ["WINML_DAG_REMOTE_MODE", "WINML_DAG_REMOTE_ACCEPT_UNSIGNED"])
-def test_a_variable_that_means_nothing_is_refused_by_name(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_variable_is_refused_by_name(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable, "reed")
     with pytest.raises(UsageError, match=f"{variable} is 'reed'"):
         tiers(urls=("https://a",))
 
 
-def test_a_mode_without_a_remote_says_that_there_is_none() -> None:
+def test_remote_mode_without_remote_is_refused() -> None:
     with pytest.raises(UsageError, match=r"--remote-mode read-write was given, and there is no remote\. Name one"):
         tiers(mode="read-write")
     assert tiers(mode="off") == ()
@@ -107,7 +105,7 @@ class TestAFolderThatOnlyTheProjectNames:
 
     @pytest.mark.parametrize("url", ["{up}/outside", "{here}/../outside", "{here}/link", "{here}/link/new", "/etc"])
     @pytest.mark.parametrize("scheme", ["file://", "FILE://localhost", "File://"])
-    def test_is_not_written_outside_of_it(
+    def test_project_remote_outside_project_is_refused(
         self, names: Callable[..., None], tmp_path: Path, project_file: Path, scheme: str, url: str
     ) -> None:
         names(scheme + url.format(up=tmp_path.as_posix(), here=project_file.parent.as_posix()))
@@ -115,7 +113,7 @@ class TestAFolderThatOnlyTheProjectNames:
             tiers()
         assert "config.toml" in raised.value.advice or "user.toml" in raised.value.advice
 
-    def test_is_not_written_outside_of_it_either_where_the_mode_is_given_alone(
+    def test_project_remote_outside_project_is_refused_with_separate_mode(
         self, names: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         names(f"file://{tmp_path.as_posix()}/outside", "read")
@@ -128,19 +126,23 @@ class TestAFolderThatOnlyTheProjectNames:
         assert [tier.mode for tier in tiers(mode="off")] == [Mode.OFF]
 
     @pytest.mark.parametrize("name", ["ac", "cas"])
-    def test_is_not_left_by_a_link_in_it(self, names: Callable[..., None], project_file: Path, name: str) -> None:
+    def test_project_remote_with_link_inside_is_refused(
+        self, names: Callable[..., None], project_file: Path, name: str
+    ) -> None:
         names(f"file://{project_file.parent.as_posix()}")
         (project_file.parent / "link").rename(project_file.parent / name)
         with pytest.raises(UsageError, match="outside of the project"):
             tiers()
 
-    def test_is_not_left_by_the_namespace(self, names: Callable[..., None], project_file: Path) -> None:
+    def test_project_remote_with_namespace_link_is_refused(
+        self, names: Callable[..., None], project_file: Path
+    ) -> None:
         names(f"file://{project_file.parent.as_posix()}")
         project_file.write_text(project_file.read_text() + 'namespace = "link"\n')
         with pytest.raises(UsageError, match="outside of the project"):
             tiers()
 
-    def test_is_written_inside_of_it_and_where_the_user_names_it_too(
+    def test_remote_inside_project_or_named_by_user_is_writable(
         self, names: Callable[..., None], tmp_path: Path, project_file: Path, user_file: Path
     ) -> None:
         names(f"file://{project_file.parent.as_posix()}/shared")
@@ -153,7 +155,7 @@ class TestAFolderThatOnlyTheProjectNames:
 
 
 class TestTheProject:
-    def test_is_looked_for_from_the_recipes_folder_up_to_the_root_of_its_repository(
+    def test_project_file_is_searched_from_recipe_folder_to_repository_root(
         self, tmp_path: Path, project_file: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         project_file.write_text('[[remote]]\nurl = "https://project"\n')
@@ -163,12 +165,12 @@ class TestTheProject:
         (recipes / "winml_dag.toml").write_text('[[remote]]\nurl = "https://nearer"\n')
         assert urls(folder=recipes) == ["https://nearer"]
 
-    def test_is_else_that_of_the_current_folder(self, tmp_path: Path, project_file: Path) -> None:
+    def test_project_file_of_current_folder_is_the_fallback(self, tmp_path: Path, project_file: Path) -> None:
         project_file.write_text('[[remote]]\nurl = "https://project"\n')
         (tmp_path / "elsewhere").mkdir()
         assert urls(folder=tmp_path / "elsewhere") == ["https://project"]
 
-    def test_is_not_looked_for_above_a_folder_without_a_repository(
+    def test_project_file_is_not_searched_above_folder_without_repository(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Folders above may belong to anybody, as in a temporary folder."""
@@ -179,14 +181,12 @@ class TestTheProject:
             pytest.skip("temporary folders are in a repository here")
         assert urls(folder=tmp_path / "shared") == []
 
-    def test_cannot_say_whom_its_users_believe(self, project_file: Path) -> None:
+    def test_project_file_cannot_set_signing(self, project_file: Path) -> None:
         project_file.write_text('[[remote]]\nurl = "https://a"\n[signing]\naccept_unsigned = true\n')
         with pytest.raises(UsageError, match="the authors of a project would decide"):
             tiers()
 
-    def test_cannot_take_back_what_its_user_has_said_of_the_same_remote(
-        self, user_file: Path, project_file: Path
-    ) -> None:
+    def test_project_file_cannot_widen_user_settings_of_same_remote(self, user_file: Path, project_file: Path) -> None:
         user_file.write_text('[[remote]]\nurl = "https://a"\nmode = "read"\ntrusted = ["main", "old"]\n')
         project_file.write_text('[[remote]]\nurl = "https://a"\nmode = "read-write"\n')
         assert tiers()[0].mode is Mode.READ
@@ -200,7 +200,7 @@ class TestTheProject:
         user_file.write_text('[[remote]]\nurl = "https://me:secret@a"\n')
         assert tiers()[0].mode is Mode.READ
 
-    def test_has_the_token_sent_only_where_its_user_leads_too(
+    def test_project_remote_gets_token_only_if_user_allows_host(
         self, user_file: Path, project_file: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         user_file.write_text('[[remote]]\nurl = "https://a"\n')
@@ -212,13 +212,13 @@ class TestTheProject:
         monkeypatch.setenv("WINML_DAG_REMOTE_TOKEN_HOST", "b.example.com")
         assert not any(tier.gets_token for tier in tiers(urls=("https://b", "https://a@b.example.com.c")))
 
-    def test_that_says_nothing_names_no_remote(self, project_file: Path) -> None:
+    def test_empty_project_file_configures_no_remote(self, project_file: Path) -> None:
         project_file.write_text("# later\n\n")
         assert not RemoteOptions().is_configured
 
 
 class TestTheUser:
-    def test_says_where_keys_are_and_whether_they_are_needed(self, user_file: Path) -> None:
+    def test_user_file_sets_keys_and_accept_unsigned(self, user_file: Path) -> None:
         keys = user_file.parent / "keys"
         keys.write_text("team:" + "A" * 43 + "=\n")
         keys.chmod(0o600)
@@ -228,20 +228,20 @@ class TestTheUser:
         assert [key.id for key in settings.keys] == ["team"]
         assert settings.accept_unsigned
 
-    def test_is_overruled_by_the_environment(self, user_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_environment_overrides_user_signing(self, user_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         user_file.write_text('[[remote]]\nurl = "https://a"\n[signing]\naccept_unsigned = true\n')
         monkeypatch.setenv("WINML_DAG_REMOTE_ACCEPT_UNSIGNED", "0")
         settings = remote_settings(RemoteOptions())
         assert settings is not None
         assert not settings.accept_unsigned
 
-    def test_may_say_of_providers_what_it_likes_beside(self, user_file: Path) -> None:
+    def test_user_file_may_contain_provider_sections(self, user_file: Path) -> None:
         user_file.write_text('[ep.openvino]\nenvironment = "/venv"\n')
         assert not RemoteOptions().is_configured
         user_file.write_text('[ep.openvino]\nenvironment = "/venv"\n[[remote]]\nurl = "https://a"\n')
         assert urls() == ["https://a"]
 
-    def test_who_misspells_remotes_is_told(self, user_file: Path) -> None:
+    def test_misspelled_remote_table_suggests_nearest(self, user_file: Path) -> None:
         user_file.write_text('[[remotes]]\nurl = "https://a"\n')
         with pytest.raises(UsageError, match="remotes: unknown key; did you mean 'remote'"):
             tiers()
@@ -266,7 +266,7 @@ class TestTheUser:
         ("[[remote]]\nurl = \n", "cannot be read"),
     ],
 )  # fmt: skip
-def test_what_a_file_cannot_say_is_refused_with_its_line(text: str, told: str, project_file: Path) -> None:
+def test_invalid_file_is_refused_with_line(text: str, told: str, project_file: Path) -> None:
     project_file.write_text(text)
     with pytest.raises(UsageError) as refused:
         tiers()
@@ -274,15 +274,13 @@ def test_what_a_file_cannot_say_is_refused_with_its_line(text: str, told: str, p
     assert told in str(refused.value)
 
 
-def test_a_file_that_cannot_be_read_is_told_of(user_file: Path) -> None:
+def test_unreadable_file_is_reported(user_file: Path) -> None:
     user_file.mkdir()
     with pytest.raises(UsageError, match=r"user\.toml cannot be read"):
         tiers()
 
 
-def test_a_cache_that_was_made_without_a_remote_has_another_in_it_for_builds_with_one(
-    project_file: Path, tmp_path: Path
-) -> None:
+def test_existing_plain_cache_gets_sha256_subfolder_for_remotes(project_file: Path, tmp_path: Path) -> None:
     def folder(**options: object) -> Path:
         return RemoteOptions(**options).store_folder(tmp_path / "cache")  # type: ignore[arg-type]
 

@@ -55,9 +55,7 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("edited", [False, True])
-def test_what_a_build_without_a_remote_has_put_is_ours_unless_it_was_edited(
-    store: Store, model: Path, edited: bool
-) -> None:
+def test_output_of_build_without_remote_is_owned_unless_edited(store: Store, model: Path, edited: bool) -> None:
     if edited:
         model.write_bytes(DATA.upper())
     done = OutputFolder(model.parent, [OLD], store).publish([], {})
@@ -65,12 +63,12 @@ def test_what_a_build_without_a_remote_has_put_is_ours_unless_it_was_edited(
     assert model.exists() is edited
 
 
-def test_a_file_of_a_recipes_own_stage_is_right_by_either_digest(store: Store, model: Path) -> None:
+def test_own_stage_output_is_correct_by_either_digest(store: Store, model: Path) -> None:
     assert InPlace(store).is_right(str(model), OLD)
     assert InPlace(store).is_right(str(model), NEW)
 
 
-def test_a_file_that_only_a_remote_knows_is_its_owners(store: Store, remote: MemoryRemote, model: Path) -> None:
+def test_remote_only_blob_does_not_prove_ownership(store: Store, remote: MemoryRemote, model: Path) -> None:
     """Equal bytes may come from others, so they do not identify the owner of this file."""
     known = KnownFiles(store)
     assert not known.has(model)
@@ -80,7 +78,7 @@ def test_a_file_that_only_a_remote_knows_is_its_owners(store: Store, remote: Mem
     assert known.has(model, OLD)
 
 
-def test_a_cache_that_cannot_take_what_comes_is_told_of_and_not_the_output_folder(tmp_path: Path, store: Store) -> None:
+def test_unusable_cache_is_reported_and_output_not_created(tmp_path: Path, store: Store) -> None:
     store.incoming.write_text("in the way")
     with pytest.raises(StoreError, match="Cannot fetch model") as told:
         OutputFolder(tmp_path / "out", [], store).publish([NEW], {})

@@ -91,7 +91,7 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-def test_what_gives_the_same_bytes_is_equal_and_nothing_is_touched(bench: Bench) -> None:
+def test_equal_bytes_are_equal_and_nothing_is_changed(bench: Bench) -> None:
     planned = bench.build(TWO)
     before = bench.state()
     found = bench.reproduce(planned, runs=2)
@@ -106,7 +106,7 @@ def test_what_gives_the_same_bytes_is_equal_and_nothing_is_touched(bench: Bench)
         bench.reproduce(planned, "sekond")
 
 
-def test_runs_that_agree_blame_the_record(bench: Bench) -> None:
+def test_agreeing_runs_differ_only_from_the_record(bench: Bench) -> None:
     planned = bench.build({"told": TOLD})
     bench.told.write_text("otherwise")
     stage = bench.only(planned, runs=2)
@@ -116,7 +116,7 @@ def test_runs_that_agree_blame_the_record(bench: Bench) -> None:
     ]
 
 
-def test_what_comes_out_differently_is_told_for_every_pair_and_does_not_reach_those_behind_it(bench: Bench) -> None:
+def test_differences_are_reported_per_pair_and_do_not_propagate(bench: Bench) -> None:
     """Each runs from its recorded inputs, so only the faulty one differs."""
     planned = bench.build({"noise": NOISE, "second": COPY})
     before = bench.state()
@@ -137,7 +137,7 @@ def test_what_comes_out_differently_is_told_for_every_pair_and_does_not_reach_th
 
 
 @pytest.mark.parametrize("rotted", [False, True])
-def test_a_stage_whose_input_is_lost_is_named(bench: Bench, rotted: bool) -> None:
+def test_stage_with_lost_input_is_named(bench: Bench, rotted: bool) -> None:
     planned = bench.build(TWO)
     blob = bench.blob(planned, "first")
     if rotted:  # which only reading the file reveals
@@ -150,7 +150,7 @@ def test_a_stage_whose_input_is_lost_is_named(bench: Bench, rotted: bool) -> Non
     assert (reader.verdict, reader.reason) == (Verdict.NOT_RUN, "missing or damaged in the cache: first.out")
 
 
-def test_what_was_not_built_as_it_is_now_says_what_changed(bench: Bench) -> None:
+def test_changed_input_is_reported_as_not_run(bench: Bench) -> None:
     bench.build(TWO)
     bench.source.write_text("another source")
     first, second = bench.reproduce(bench.planned(TWO)).stages
@@ -159,7 +159,7 @@ def test_what_was_not_built_as_it_is_now_says_what_changed(bench: Bench) -> None
     assert "first" in second.reason
 
 
-def test_a_stage_that_fails_is_reported_with_its_log(bench: Bench) -> None:
+def test_failed_stage_is_reported_with_log(bench: Bench) -> None:
     planned = bench.build({"fails": FAILS_WHEN_TOLD})
     before = bench.state()
     bench.told.write_text("fail")
@@ -178,7 +178,7 @@ def test_a_stage_that_fails_is_reported_with_its_log(bench: Bench) -> None:
     assert "source.txt changed while it was being used" in stage.failure.error
 
 
-def test_an_interrupt_leaves_nothing_behind(bench: Bench) -> None:
+def test_interrupt_leaves_nothing_behind(bench: Bench) -> None:
     planned = bench.build(TWO)
     before = bench.state()
 

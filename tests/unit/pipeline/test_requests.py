@@ -47,7 +47,7 @@ def made_up(build: Build) -> bool:
 
 
 @pytest.mark.parametrize("recipe", [RANDOM, {**RANDOM, "model": "other"}])
-def test_a_model_on_the_command_line_takes_the_place_of_random_weights(folder: Path, recipe: dict[str, Any]) -> None:
+def test_command_line_model_replaces_random_weights(folder: Path, recipe: dict[str, Any]) -> None:
     build = built(recipe, model="model")
     assert not made_up(build)
     assert build.summary.model_id == "model"
@@ -56,19 +56,19 @@ def test_a_model_on_the_command_line_takes_the_place_of_random_weights(folder: P
     assert "random_weights" not in build.summary.settings["loader"]
 
 
-def test_a_model_on_the_command_line_that_is_not_there_is_missed() -> None:
+def test_missing_command_line_model_is_reported() -> None:
     with pytest.raises(InputError, match="nowhere does not exist"):
         built(RANDOM, model="./nowhere")
 
 
 @pytest.mark.parametrize("named", [{"model": "model"}, {"onnx": Path("model.onnx")}])
-def test_one_command_line_cannot_ask_for_both(named: dict[str, Any]) -> None:
+def test_random_weights_and_model_options_conflict(named: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=r"--random-weights makes weights up, and model.* has its own"):
         built({}, random_weights=True, **named)
 
 
 @pytest.mark.parametrize("recipe", [{**RANDOM, "model": "model"}, {"loader": {**RANDOM["loader"], "path": "model"}}])
-def test_random_weights_do_not_go_by_the_name_of_a_model_that_was_not_read(recipe: dict[str, Any]) -> None:
+def test_random_weights_do_not_use_an_unread_model_name(recipe: dict[str, Any]) -> None:
     build = built(recipe)
     assert made_up(build)
     assert "model" not in build.sources
@@ -76,7 +76,7 @@ def test_random_weights_do_not_go_by_the_name_of_a_model_that_was_not_read(recip
     assert "model" not in build.summary.settings
 
 
-def test_random_weights_have_no_onnx_file() -> None:
+def test_random_weights_with_onnx_model_are_refused() -> None:
     with pytest.raises(RecipeError, match=r"model\.onnx is ONNX already, but random weights are for a model"):
         built({**RANDOM, "model": "model.onnx"})
 
@@ -98,13 +98,13 @@ def asked(command: str) -> Build:
 
 
 @pytest.mark.parametrize("command", ["export", "calibrate"])
-def test_data_to_validate_on_need_not_be_there_for_what_is_not_validated(command: str) -> None:
+def test_validation_data_may_be_missing_for_unvalidated_commands(command: str) -> None:
     assert asked(command).sources.keys().isdisjoint(("input_data", "option_files"))
 
 
 @pytest.mark.skipif(not installed(QNN), reason="needs onnxruntime-qnn")
 @pytest.mark.parametrize(("command", "missing"), [("optimize", "gone.npz"), ("compile", "gone.npz|gone.json")])
-def test_what_a_stage_of_the_command_reads_has_to_be_there(command: str, missing: str) -> None:
+def test_files_read_by_the_command_must_exist(command: str, missing: str) -> None:
     with pytest.raises(InputError, match=missing):
         asked(command)
 
@@ -115,7 +115,7 @@ def request_of(recipe: dict[str, Any]) -> Request:
 
 
 @pytest.mark.skipif(installed(VITISAI), reason="this machine has VitisAI")
-def test_a_provider_that_only_another_machine_has_is_planned_and_who_builds_is_refused(tmp_path: Path) -> None:
+def test_uninstalled_provider_can_be_planned_but_not_built(tmp_path: Path) -> None:
     compile_ = {"execution_provider": "vitisai", "provider_options": {}}
     request = request_of({"loader": {"task": "image-classification", "model_type": "resnet"}, "compile": compile_})
     store = Store(tmp_path / "cache")
@@ -129,7 +129,7 @@ def test_a_provider_that_only_another_machine_has_is_planned_and_who_builds_is_r
         plan_request(replace(request, output_dir=tmp_path / "out"), store, download=True)
 
 
-def test_a_task_is_taken_from_the_class(tmp_path: Path) -> None:
+def test_task_follows_from_model_class(tmp_path: Path) -> None:
     request = request_of({"loader": {"model_type": "bert", "model_class": "AutoModelForMaskedLM"}})
     planned = plan_request(request, Store(tmp_path / "cache"), download=False, needs_folder=False)
     assert planned.summary.task == "fill-mask"
@@ -144,9 +144,7 @@ RECIPES = {
 
 
 @pytest.mark.parametrize(("text", "count"), RECIPES.values(), ids=RECIPES)
-def test_equal_recipes_in_two_folders_name_different_files_unless_they_name_none(
-    text: str, count: int, tmp_path: Path
-) -> None:
+def test_output_name_depends_on_files_named_by_recipe(text: str, count: int, tmp_path: Path) -> None:
     found = set()
     for name in ("one", "two"):
         recipe = tmp_path / name / "recipe.json"
@@ -156,13 +154,13 @@ def test_equal_recipes_in_two_folders_name_different_files_unless_they_name_none
     assert len(found) == count
 
 
-def test_without_recipe_and_model_the_missing_model_is_named_first(tmp_path: Path) -> None:
+def test_missing_model_is_reported_first(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"No model is named\. Give a recipe"):
         output_dir_of(Request(None, Overrides()), tmp_path)
 
 
 @pytest.mark.parametrize("overrides", [Overrides(onnx=Path("m.onnx")), Overrides(model="model")])
-def test_one_name_of_a_model_is_another_file_in_another_folder(
+def test_model_name_is_resolved_per_working_folder(
     overrides: Overrides, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = set()

@@ -42,7 +42,7 @@ CONVERGED = (
 )
 
 
-def test_what_is_on_in_the_last_model_goes_into_the_settings_beside_the_recipes_own() -> None:
+def test_discovered_capabilities_are_added_to_recipe_settings() -> None:
     (found,) = searches(CONVERGED)
     assert (found.iterations, found.discovered, found.left) == (2, ("gelu_fusion",), ())
     told = completed(summary(optim={"layer_norm_fusion": False}), CONVERGED)
@@ -50,7 +50,7 @@ def test_what_is_on_in_the_last_model_goes_into_the_settings_beside_the_recipes_
     assert told.notices == ()
 
 
-def test_what_the_last_analysis_would_add_is_not_on_and_is_told() -> None:
+def test_proposal_beyond_iteration_limit_is_reported_and_off() -> None:
     ended = (CONVERGED[0], analyzed("analyze.1", "second", "gelu_fusion", "matmul_add_fusion"))
     told = completed(summary(optim={}), ended)
     assert told.settings["optim"] == {"gelu_fusion": True}
@@ -58,7 +58,7 @@ def test_what_the_last_analysis_would_add_is_not_on_and_is_told() -> None:
     assert "max_optim_iterations: matmul_add_fusion would have come next" in notice
 
 
-def test_each_component_has_its_own() -> None:
+def test_each_component_has_its_own_discoveries() -> None:
     both = (analyzed("encoder.analyze.0", "e", "gelu_fusion"), analyzed("encoder.analyze.1", "f", "gelu_fusion"),
             analyzed("decoder.analyze.0", "d"), analyzed("decoder.analyze.1", "d"))  # fmt: skip
     told = completed(summary(components={"encoder": {"optim": {"layer_norm_fusion": True}}, "decoder": {}}), both)
@@ -69,7 +69,7 @@ def test_each_component_has_its_own() -> None:
 
 
 @pytest.mark.parametrize("compiles", [False, True])
-def test_what_is_left_to_the_cpu_is_told_unless_compile_knows_better(compiles: bool) -> None:
+def test_nodes_left_to_cpu_are_reported_unless_compiled(compiles: bool) -> None:
     left = analyzed("analyze.0", "a", nodes={"supported": 5, "partial": 3}, partial=[ERF])
     compiled = StageResult(Node("compile", COMPILE, {}, {}), Status.RAN, events.FIRST_BUILD)
     told = completed(summary(), (left, compiled) if compiles else (left,))
@@ -77,7 +77,7 @@ def test_what_is_left_to_the_cpu_is_told_unless_compile_knows_better(compiles: b
     assert told.notices == expected
 
 
-def test_a_node_that_does_not_run_is_refused_with_its_name_and_the_reason() -> None:
+def test_unsupported_nodes_are_refused_with_reason() -> None:
     with pytest.raises(StageError) as refused:
         refuse_unsupported(CONFIG, {"nodes": {"unsupported": 3}, "unsupported": [ERF]})
     assert refused.value.message == (
@@ -108,7 +108,7 @@ def reported(results: list[StageResult]) -> list[str]:
 
 @settings(max_examples=40)
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=5), st.integers(1, 4))
-def test_a_round_is_told_of_when_no_round_before_has_its_result(found: list[str], further: int) -> None:
+def test_round_is_reported_only_with_new_result(found: list[str], further: int) -> None:
     keys = [*found, *[found[-1]] * further]
     parted = folded([result("export", "e"), *line(*((f"o{key}", f"a{key}") for key in keys)), result("finalize", "f")])
     first = [number for number, key in enumerate(keys) if key not in keys[:number]]
@@ -119,7 +119,7 @@ def test_a_round_is_told_of_when_no_round_before_has_its_result(found: list[str]
         assert keys[int(node_id[-1])] == keys[int(other[-1])]
 
 
-def test_rounds_that_nothing_is_known_of_are_not_told_of_unless_they_are_sure_to_come() -> None:
+def test_unknown_rounds_are_reported_only_if_certain() -> None:
     assert reported(line(("o", None), (None, None))) == ["optimize.0", "analyze.0"]
     assert reported(line(("o", "a"), ("other", None), (None, None))) == [
         "optimize.0",
@@ -129,7 +129,7 @@ def test_rounds_that_nothing_is_known_of_are_not_told_of_unless_they_are_sure_to
     ]
 
 
-def test_each_component_has_rounds_of_its_own() -> None:
+def test_components_have_separate_rounds() -> None:
     mixed = [*line(("o", "a"), ("o", "a")), *line(("o", "a"), ("p", "b"), prefix="encoder.")]
     assert reported(mixed) == [
         *("optimize.0", "analyze.0"),
@@ -137,12 +137,12 @@ def test_each_component_has_rounds_of_its_own() -> None:
     ]
 
 
-def test_a_failure_is_told_of_whatever_it_is_like() -> None:
+def test_failure_is_always_reported() -> None:
     refused = replace(result("analyze.1", "a"), status=Status.FAILED)
     assert reported([*line(("o", "a")), result("optimize.1", "o"), refused]) == ["optimize.0", "analyze.0", "analyze.1"]
 
 
-def test_reasons_name_stages_that_are_told_of() -> None:
+def test_reasons_name_reported_stages_only() -> None:
     waiting = result("quantize", None, Status.RAN, events.waits(["optimize.1", "calibrate"]))
     stopped = result("compile", None, Status.SKIPPED, events.blocked(["optimize.1", "optimize.0"]))
     *_, first, second = folded([*line(("o", None), (None, None)), waiting, stopped]).reported
@@ -158,7 +158,7 @@ class _Noted(Silent):
         self.ids.append(result.node.id)
 
 
-def test_an_observer_hears_of_the_same_stages() -> None:
+def test_observer_receives_reported_stages_only() -> None:
     results = [*line(("o", "a"), ("p", "b"), ("p", "b")), result("finalize", "f")]
     observer = WithoutRounds(heard := _Noted())
     for one in results:

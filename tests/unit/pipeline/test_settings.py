@@ -97,9 +97,7 @@ def nodes(planned: BuildGraph) -> list[Node]:
     [*((recipe, Overrides()) for recipe in RECIPES.values()), *COMMAND_LINES.values()],
     ids=[*RECIPES, *COMMAND_LINES],
 )
-def test_a_build_from_its_settings_is_the_same_build(
-    folder: Path, recipe: dict[str, object], overrides: Overrides
-) -> None:
+def test_build_from_its_settings_is_identical(folder: Path, recipe: dict[str, object], overrides: Overrides) -> None:
     store = Store(folder / "cache")
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
     # The settings include what a search discovers, and the search is not repeated.
@@ -120,7 +118,7 @@ def test_a_build_from_its_settings_is_the_same_build(
     }
 
 
-def test_the_command_line_is_in_the_settings(folder: Path) -> None:
+def test_settings_include_command_line(folder: Path) -> None:
     overrides = Overrides(model="model", precision="w8a16", device="npu", optimize=False)
     build = build_of(Request(None, overrides, Path("out")), folder / "cache", download=False)
     settings = build.summary.settings

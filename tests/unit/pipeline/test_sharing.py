@@ -45,13 +45,13 @@ def test_one_compile_reads_all_models_and_one_finalize_names_them(models: list[P
     assert any("emulator" in notice for notice in graph.summary.notices)
 
 
-def test_what_a_compile_of_one_model_is_told_it_is_told_for_several(models: list[Path], tmp_path: Path) -> None:
+def test_compile_config_is_equal_for_one_and_several_models(models: list[Path], tmp_path: Path) -> None:
     one, several = planned(models[:1], tmp_path, soc_model=57), planned(models, tmp_path, soc_model=57)
     assert node(one, "compile").config == node(several, "compile").config
     assert node(one, "compile").toolchain == node(several, "compile").toolchain
 
 
-def test_what_cannot_share_is_refused(models: list[Path], tmp_path: Path) -> None:
+def test_incompatible_models_cannot_share(models: list[Path], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="given twice"):
         planned([*models, models[0]], tmp_path)
     with pytest.raises(UsageError, match="cannot have it inside"):

@@ -47,7 +47,7 @@ def played(merged: Merged, how: How) -> tuple[Played, Left, list[Span]]:
     return told, left, spans
 
 
-def test_all_that_is_different_runs_once_and_within_the_bounds(run: tuple[Played, Left, list[Span]]) -> None:
+def test_distinct_stages_run_once_within_time_bounds(run: tuple[Played, Left, list[Span]]) -> None:
     told, left, spans = run
     assert told.stages > 2000
     assert told.ran == len(spans) == len(left.shelf.records)
@@ -56,7 +56,7 @@ def test_all_that_is_different_runs_once_and_within_the_bounds(run: tuple[Played
     assert told.least <= told.seconds <= told.work / told.machines + told.chain
 
 
-def test_a_stage_begins_when_all_that_it_reads_is_there(merged: Merged, run: tuple[Played, Left, list[Span]]) -> None:
+def test_stage_starts_after_its_inputs(merged: Merged, run: tuple[Played, Left, list[Span]]) -> None:
     spans = {span.node_id: span for span in run[2]}
     for node in merged.graph.nodes:
         for maker in merged.graph.needs(node):
@@ -64,7 +64,7 @@ def test_a_stage_begins_when_all_that_it_reads_is_there(merged: Merged, run: tup
                 assert spans[node.id].began >= spans[maker.id].ended
 
 
-def test_no_more_run_at_once_than_there_are_machines(run: tuple[Played, Left, list[Span]]) -> None:
+def test_concurrency_never_exceeds_machine_count(run: tuple[Played, Left, list[Span]]) -> None:
     changes = sorted((moment, change) for span in run[2] for moment, change in ((span.began, 1), (span.ended, -1)))
     running = [0]
     for _, change in changes:
@@ -72,15 +72,13 @@ def test_no_more_run_at_once_than_there_are_machines(run: tuple[Played, Left, li
     assert max(running) == run[0].machines
 
 
-def test_equal_seeds_give_equal_runs_and_others_do_not(few: Merged) -> None:
+def test_equal_seeds_give_equal_runs(few: Merged) -> None:
     first, again, other = (played(few, How(20, jitter=0.3, seed=seed))[2] for seed in (1, 1, 2))
     assert first == again
     assert first != other
 
 
-def test_what_a_remote_has_is_asked_for_in_as_many_round_trips_as_the_graph_is_deep(
-    merged: Merged, run: tuple[Played, Left, list[Span]]
-) -> None:
+def test_remote_round_trips_grow_with_graph_depth_only(merged: Merged, run: tuple[Played, Left, list[Span]]) -> None:
     told, _ = simulate(merged, How(20, Offer(latency=1.0)), run[1])
     assert told.ran == 0
     # One lookup for records and one for blobs per batch, and the contents of the folders at the end.
@@ -93,7 +91,7 @@ def test_what_a_remote_has_is_asked_for_in_as_many_round_trips_as_the_graph_is_d
     assert told.went.bytes_put == 0
 
 
-def test_an_edit_runs_the_stages_that_it_reaches(tmp_path: Path, few: Merged) -> None:
+def test_edit_runs_only_dependent_stages(tmp_path: Path, few: Merged) -> None:
     before, left = simulate(few, How(20))
     edited, _ = simulate(together(planned(1, tmp_path, edited=True).parts, 1), How(20), left)
     # For four models and two targets: calibrate once per model, and what depends on it in each of eight cells.
@@ -101,7 +99,7 @@ def test_an_edit_runs_the_stages_that_it_reaches(tmp_path: Path, few: Merged) ->
     assert edited.went.bytes_put < before.went.bytes_put / 3
 
 
-def test_a_slow_remote_is_waited_for_and_costs_no_stage(few: Merged) -> None:
+def test_slow_remote_delays_but_reruns_nothing(few: Merged) -> None:
     quick, left = simulate(few, How(20))
     slow, same = simulate(few, How(20, SLOW_SERVER, overhead=0.001))
     assert slow.ran == quick.ran
@@ -109,7 +107,7 @@ def test_a_slow_remote_is_waited_for_and_costs_no_stage(few: Merged) -> None:
     assert same.shelf.records.keys() == left.shelf.records.keys()
 
 
-def test_what_a_stage_costs_does_not_grow_with_the_graph(cells: Planning) -> None:
+def test_scheduling_cost_per_stage_is_constant(cells: Planning) -> None:
     def calls_of_a_stage(times: int) -> float:
         graph = together(cells.parts, times)
         left = Left()
@@ -131,7 +129,7 @@ class Counted(tuple[Node, ...]):
         return super().__iter__()
 
 
-def test_all_stages_are_gone_through_a_few_times_and_not_for_each_of_them(few: Merged) -> None:
+def test_stage_list_is_iterated_a_bounded_number_of_times(few: Merged) -> None:
     counted = replace(few, graph=replace(few.graph, nodes=Counted(few.graph.nodes)))
     _, left = simulate(counted, How(20))
     simulate(counted, How(20), left)

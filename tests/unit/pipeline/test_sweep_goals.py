@@ -80,7 +80,7 @@ def sweeping(tmp_path: Path) -> Sweeping:
     return Sweeping(tmp_path)
 
 
-def test_the_smallest_that_is_good_enough_is_put_in_place_with_a_note(sweeping: Sweeping) -> None:
+def test_smallest_sufficient_cell_wins_and_is_published(sweeping: Sweeping) -> None:
     (goal,) = sweeping.pursue().goals
     assert (goal.winner, goal.folder, goal.why, goal.failed) == ("a/w8a16", "best", "", False)
     assert sweeping.put == ["a/w8a16"]
@@ -93,13 +93,13 @@ def test_the_smallest_that_is_good_enough_is_put_in_place_with_a_note(sweeping: 
     assert (note["cell"], note["values"]) == ("a/w8a16", {"size": 110, "cosine": 0.999})
 
 
-def test_what_cannot_be_put_in_place_is_told(sweeping: Sweeping) -> None:
+def test_winner_that_cannot_be_placed_is_reported(sweeping: Sweeping) -> None:
     (goal,) = sweeping.pursue(put_fails=True).goals
     assert (goal.winner, goal.folder, goal.failed) == ("a/w8a16", None, True)
     assert goal.why == "it could not be put into best: The disk is full."
 
 
-def test_a_file_that_no_goal_has_written_is_left_alone(sweeping: Sweeping) -> None:
+def test_foreign_winner_file_is_not_overwritten(sweeping: Sweeping) -> None:
     theirs = sweeping.folder / "best/winner.json"
     theirs.parent.mkdir()
     theirs.write_text("mine", encoding="utf-8")
@@ -109,7 +109,7 @@ def test_a_file_that_no_goal_has_written_is_left_alone(sweeping: Sweeping) -> No
     assert theirs.read_text(encoding="utf-8") == "mine"
 
 
-def test_latencies_of_an_emulator_are_told_to_be_that(sweeping: Sweeping) -> None:
+def test_emulated_latency_is_marked(sweeping: Sweeping) -> None:
     for place, name in enumerate(sweeping.results):
         report = {"latency_ms": {"p50": 3.0 - place}, "notices": [EMULATED]}
         sweeping.results[name] = replace(sweeping.results[name], perf=Measured("live", "", report))
@@ -118,7 +118,7 @@ def test_latencies_of_an_emulator_are_told_to_be_that(sweeping: Sweeping) -> Non
     assert goal.why == "measured on an emulator, which says nothing about a real device: latency"
 
 
-def test_who_was_not_measured_cannot_win_and_the_reason_is_that_of_the_measurement(sweeping: Sweeping) -> None:
+def test_unmeasured_cell_cannot_win_and_reason_is_given(sweeping: Sweeping) -> None:
     for name in sweeping.results:
         sweeping.results[name] = replace(sweeping.results[name], eval=Measured(error="There is no labelled data."))
     text = SWEEP.replace('{cosine: ">=0.99"}', '{accuracy: ">=0.5"}')
@@ -130,7 +130,7 @@ def test_who_was_not_measured_cannot_win_and_the_reason_is_that_of_the_measureme
     )
 
 
-def test_the_drop_of_accuracy_is_against_the_float_model(sweeping: Sweeping) -> None:
+def test_accuracy_drop_is_relative_to_float_model(sweeping: Sweeping) -> None:
     def drop(reference: float | None) -> tuple[float | None, str]:
         accuracy = {"candidate": {"value": 0.75}, "reference": reference and {"value": reference}}
         found = {"task": "text-classification", "metrics": {"macro_f1": {}, "accuracy": accuracy}}
@@ -145,7 +145,7 @@ def test_the_drop_of_accuracy_is_against_the_float_model(sweeping: Sweeping) -> 
     assert why.startswith("accuracy_drop is not known: eval has no such figure")
 
 
-def test_a_search_that_can_gain_nothing_is_not_begun(sweeping: Sweeping) -> None:
+def test_pointless_search_is_not_started(sweeping: Sweeping) -> None:
     """Starting it would rank nodes, which would fail here: there is no model."""
     searching = f"{SWEEP}search: {{}}\n"
     sweeping.cell("a/w8a8", 120, 0.95)
@@ -160,7 +160,7 @@ def test_a_search_that_can_gain_nothing_is_not_begun(sweeping: Sweeping) -> None
     assert goal.search.why == "no cell misses only a bound on quality, so there was nothing to search"
 
 
-def test_a_search_begins_with_the_best_of_those_that_miss_a_bound_on_quality(sweeping: Sweeping) -> None:
+def test_search_starts_from_best_cell_missing_only_quality(sweeping: Sweeping) -> None:
     sweeping.cell("a/w8a16", 90, 0.9)
     failure = Failure("validate", "It is too far from the reference.")
     sweeping.cell("a/fp32", 400, 1.0, status=CellStatus.FAILED, failure=failure)
@@ -175,7 +175,7 @@ def test_a_search_begins_with_the_best_of_those_that_miss_a_bound_on_quality(swe
     assert goal.search.cell == "a/fp32"
 
 
-def test_a_cell_that_is_called_like_a_trial_is_not_overwritten(sweeping: Sweeping) -> None:
+def test_trial_name_clash_with_a_cell_is_refused(sweeping: Sweeping) -> None:
     text = SWEEP.replace("[fp32, w8a8, w8a16]", "[fp32, w8a8, {name: w8a8+1in16, precision: w8a8}]")
     sweeping.cell("a/w8a8+1in16", 100, 0.96)
     (goal,) = sweeping.pursue(f"{text}search: {{}}\n").goals
@@ -203,7 +203,7 @@ def evaluation(values: Mapping[str, float], name: str = "a/w8a8") -> Evaluation:
 
 
 @given(st.lists(VALUES, max_size=12))
-def test_nothing_that_meets_the_bounds_is_better_than_the_winner(found: list[dict[str, float]]) -> None:
+def test_winner_is_best_of_cells_meeting_all_bounds(found: list[dict[str, float]]) -> None:
     cells = [evaluation(values, f"cell {place}") for place, values in enumerate(found)]
     meeting = [
         (values["latency"], -values["cosine"], values["size"], place)
@@ -218,7 +218,7 @@ def test_nothing_that_meets_the_bounds_is_better_than_the_winner(found: list[dic
     ]
 
 
-def test_what_ruled_a_cell_out_is_told_with_its_figures() -> None:
+def test_rejection_reasons_include_figures() -> None:
     assert evaluation({"latency": 1.0, "size": 60.0, "cosine": 0.98999}).candidate().why == (
         "cosine is 0.98999, below 0.99; size is 60 bytes, above 50"
     )
@@ -226,7 +226,7 @@ def test_what_ruled_a_cell_out_is_told_with_its_figures() -> None:
     assert evaluation({"size": 1.0, "cosine": 1.0}).candidate().why == "latency is not known: nobody looked"
 
 
-def test_a_cell_that_is_not_there_is_no_winner_and_says_why() -> None:
+def test_failed_or_refused_cell_cannot_win_and_reason_is_given() -> None:
     failed = replace(THERE, status=CellStatus.FAILED, failure=Failure("compile", "The compiler crashed."))
     refused = replace(THERE, status=CellStatus.REFUSED, why="QNN is not installed.")
     cells = [Evaluation(GOAL, result, None) for result in (failed, refused)]
@@ -237,7 +237,7 @@ def test_a_cell_that_is_not_there_is_no_winner_and_says_why() -> None:
     ]
 
 
-def test_the_nearest_is_the_one_whose_largest_shortfall_is_smallest() -> None:
+def test_nearest_cell_has_the_smallest_largest_shortfall() -> None:
     far = evaluation({"latency": 1.0, "size": 40.0, "cosine": 0.5}, "far")
     near = evaluation({"latency": 3.0, "size": 40.0, "cosine": 0.98}, "near")
     too_large = evaluation({"latency": 1.0, "size": 60.0, "cosine": 1.0}, "too large")
@@ -247,7 +247,7 @@ def test_the_nearest_is_the_one_whose_largest_shortfall_is_smallest() -> None:
     assert found.result.name == "near"
 
 
-def test_only_who_misses_nothing_but_quality_can_gain_by_precision() -> None:
+def test_only_cells_missing_quality_alone_lack_precision() -> None:
     assert evaluation({"latency": 1.0, "size": 40.0, "cosine": 0.5}).lacks_precision
     assert not evaluation({"latency": 1.0, "size": 60.0, "cosine": 0.5}).lacks_precision
     assert not evaluation({"latency": 1.0, "size": 40.0, "cosine": 1.0}).lacks_precision

@@ -55,7 +55,7 @@ def ledger_in(folder: Path) -> Ledger:
     return Ledger(sweep, folder, NAMES, Store(folder / "cache"), HEAD)
 
 
-def test_what_fails_as_before_is_no_reason_to_write(ledger: Ledger, tmp_path: Path) -> None:
+def test_unchanged_failures_are_not_rewritten(ledger: Ledger, tmp_path: Path) -> None:
     before = (tmp_path / "sweep.json").stat().st_mtime_ns
     for cell in FAILED:
         ledger.take(cell)
@@ -63,7 +63,7 @@ def test_what_fails_as_before_is_no_reason_to_write(ledger: Ledger, tmp_path: Pa
     assert (tmp_path / "sweep.json").stat().st_mtime_ns == before
 
 
-def test_a_run_that_has_written_on_its_way_writes_at_its_end(ledger: Ledger, tmp_path: Path) -> None:
+def test_run_with_intermediate_write_is_rewritten_at_end(ledger: Ledger, tmp_path: Path) -> None:
     ledger.take(replace(FAILED[0], why="no room at all"))
     written = read_sweep(tmp_path)
     assert written is not None
@@ -74,7 +74,7 @@ def test_a_run_that_has_written_on_its_way_writes_at_its_end(ledger: Ledger, tmp
     assert not ledger.is_as_before()
 
 
-def test_goals_that_the_sweep_has_no_more_are_forgotten_with_their_trials(ledger: Ledger, tmp_path: Path) -> None:
+def test_removed_goals_are_dropped_with_their_trials(ledger: Ledger, tmp_path: Path) -> None:
     trial = replace(FAILED[1], name="w8a8+1in32", folder="w8a8+1in32", trial_of="w8a8")
     (tmp_path / trial.folder).mkdir()
     write_sweep(tmp_path, replace(HEAD, cells=(*FAILED, trial), goals=(GoalResult({}, "size", {}, None, ()),)))
@@ -82,7 +82,7 @@ def test_goals_that_the_sweep_has_no_more_are_forgotten_with_their_trials(ledger
     assert (told.goals, [cell.name for cell in told.cells]) == ((), list(NAMES))
 
 
-def test_what_an_earlier_run_has_done_is_not_counted_as_done_by_this_one(ledger: Ledger, tmp_path: Path) -> None:
+def test_earlier_runs_are_not_counted(ledger: Ledger, tmp_path: Path) -> None:
     stages = (StageRun("quantize", "quantize", "ran", "never built", "key", elapsed_seconds=7.0),)
     write_sweep(tmp_path, replace(HEAD, cells=tuple(replace(cell, stages=stages) for cell in FAILED)))
     ledger.take(FAILED[0])
@@ -90,7 +90,7 @@ def test_what_an_earlier_run_has_done_is_not_counted_as_done_by_this_one(ledger:
     assert (graph.builds, graph.stages, graph.seconds_ran) == (1, 0, 0.0)
 
 
-def test_what_was_measured_now_is_written_though_it_is_of_the_same_second(tmp_path: Path) -> None:
+def test_new_measurement_of_same_second_is_written(tmp_path: Path) -> None:
     cells = tuple(replace(cell, perf=Measured("live", "2026-11-22T10:00:00+00:00", {"p50": 1})) for cell in FAILED)
     write_sweep(tmp_path, replace(HEAD, cells=cells))
     ledger = ledger_in(tmp_path)
@@ -120,11 +120,11 @@ SMALL = SweepResult(
 
 @given(SWEEPS)
 @settings(max_examples=15)
-def test_what_is_written_is_read_again(sweep: SweepResult) -> None:
+def test_sweep_roundtrips(sweep: SweepResult) -> None:
     assert sweep_of(text_of(sweep)) == sweep
 
 
-def test_each_cell_has_a_line_and_a_name_that_is_no_text_is_kept(tmp_path: Path) -> None:
+def test_each_cell_has_one_line_and_undecodable_names_are_kept(tmp_path: Path) -> None:
     assert read_sweep(tmp_path) is read_sweep(tmp_path / "missing") is None
     three = replace(SMALL, cells=SMALL.cells * 3, recipe="sweep-\udce9.yaml")
     write_sweep(tmp_path, three)
@@ -166,7 +166,7 @@ def edited(path: tuple[str | int, ...], value: object) -> bytes:
         pytest.param(edited(("axes", "precision"), [1]), "axes.precision.0 should be a valid string", id="label"),
     ],
 )
-def test_whatever_else_lies_there_is_told(data: bytes, said: str, tmp_path: Path) -> None:
+def test_invalid_sweep_file_is_reported(data: bytes, said: str, tmp_path: Path) -> None:
     (tmp_path / SWEEP).write_bytes(data)
     with pytest.raises(InputError) as told:
         read_sweep(tmp_path)
@@ -176,7 +176,7 @@ def test_whatever_else_lies_there_is_told(data: bytes, said: str, tmp_path: Path
 
 
 @given(st.binary(max_size=60), st.integers(0, 5000))
-def test_damage_is_never_more_than_a_sentence(noise: bytes, at: int) -> None:
+def test_damaged_sweep_file_raises_only_decode_error(noise: bytes, at: int) -> None:
     data = text_of(SMALL)
     at %= len(data)
     # Any other exception would be a traceback.
@@ -184,5 +184,5 @@ def test_damage_is_never_more_than_a_sentence(noise: bytes, at: int) -> None:
         sweep_of(data[:at] + noise + data[at + len(noise) :])
 
 
-def test_a_field_of_a_newer_version_is_passed_over() -> None:
+def test_unknown_field_is_ignored() -> None:
     assert sweep_of(edited(("cells", 0, "mood"), "good")) == SMALL

@@ -26,7 +26,7 @@ def _work(node: Node, workspace: Workspace) -> JsonObject:
     return {}
 
 
-def test_each_is_told_of_when_it_has_all_its_results_and_what_is_shared_runs_once(tmp_path: Path) -> None:
+def test_cell_is_reported_when_complete_and_shared_stages_run_once(tmp_path: Path) -> None:
     executor = MemoryExecutor(_work)
     driver = Driver(Store(tmp_path / "cache"), executor=executor)
     # The third consists of what the first reads last; the second reads one more.

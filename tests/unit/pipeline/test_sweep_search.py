@@ -57,7 +57,7 @@ def in_float(least: int) -> Callable[[CellResult], bool]:
     )
 
 
-def test_float_is_tried_where_not_even_all_nodes_in_16_bits_do() -> None:
+def test_float_is_tried_when_16_bits_for_all_nodes_fail() -> None:
     one, trials = PrecisionSearch(CELL, in_float(3), Ranked(NODES, BOTH)), Trials()
     search = Search()
     made = search_together([one], search, trials)
@@ -94,7 +94,7 @@ def test_float_is_tried_where_not_even_all_nodes_in_16_bits_do() -> None:
     ],
     ids=["in the midst", "at the end of 16 bits", "few nodes"],
 )
-def test_limits_end_a_search_and_that_is_said(search: Search, tried: list[str], why: str) -> None:
+def test_search_limits_are_applied_and_reported(search: Search, tried: list[str], why: str) -> None:
     one, trials = PrecisionSearch(CELL, in_float(3), Ranked(NODES, BOTH)), Trials()
     search_together([one], search, trials)
     assert [name.partition("+")[2] for round_ in trials.rounds for name in round_] == tried
@@ -122,7 +122,7 @@ def test_searches_share_rounds_and_trials() -> None:
     assert [one.result(Search()).fewest for one in searches] == [2, 6]
 
 
-def test_what_cannot_be_ranked_is_not_searched() -> None:
+def test_unrankable_cell_is_not_searched() -> None:
     one, trials = PrecisionSearch(CELL, in_float(1), "it is of several components"), Trials()
     assert search_together([one], Search(), trials) == {}
     assert one.result(Search()).why == "nothing was searched: it is of several components"
@@ -141,7 +141,7 @@ def searched(holds: list[bool], method: str) -> dict[int, bool]:
 
 
 @given(COURSES)
-def test_what_bisect_finds_holds_and_one_less_does_not(holds: list[bool]) -> None:
+def test_bisect_result_holds_and_one_fewer_does_not(holds: list[bool]) -> None:
     tried = searched(holds, "bisect")
     below, above = between(tried)
     if above is None:
@@ -151,7 +151,7 @@ def test_what_bisect_finds_holds_and_one_less_does_not(holds: list[bool]) -> Non
 
 
 @given(st.integers(1, 400), st.data())
-def test_where_quality_grows_bisect_finds_the_fewest_with_few_trials(most: int, data: st.DataObject) -> None:
+def test_bisect_finds_the_fewest_in_logarithmic_trials(most: int, data: st.DataObject) -> None:
     fewest = data.draw(st.integers(1, most + 1))
     tried = searched([count >= fewest for count in range(1, most + 1)], "bisect")
     assert between(tried)[1] == (fewest if fewest <= most else None)
@@ -159,7 +159,7 @@ def test_where_quality_grows_bisect_finds_the_fewest_with_few_trials(most: int, 
 
 
 @given(COURSES)
-def test_all_tries_every_number_at_once(holds: list[bool]) -> None:
+def test_strategy_all_tries_every_count_at_once(holds: list[bool]) -> None:
     assert next_counts({0: False}, len(holds), "all") == tuple(range(1, len(holds) + 1))
     tried = searched(holds, "all")
     smallest = next((place for place, each in enumerate(holds, 1) if each), None)
@@ -205,15 +205,15 @@ def trial(recipe: dict[str, Any], keeping: Keeping, *nodes: str) -> Any:
     ],
     ids=["precision alone", "overrides of its own", "the quantization of compile"],
 )
-def test_nodes_in_16_bits_are_added_to_what_the_recipe_says(recipe: dict[str, Any], changed: dict[str, Any]) -> None:
+def test_nodes_in_16_bits_are_merged_into_recipe(recipe: dict[str, Any], changed: dict[str, Any]) -> None:
     assert trial(recipe, BOTH[0], "x", "y/*") == {**recipe, **changed}
 
 
-def test_nodes_in_float_are_added_to_those_that_are_left_out_already() -> None:
+def test_float_nodes_are_added_to_exclusions() -> None:
     found = trial({"quant": {"nodes_to_exclude": ["head", "x"], "mode": "dynamic"}}, BOTH[1], "x", "y")
     assert found == {"quant": {"nodes_to_exclude": ["head", "x", "y"], "mode": "dynamic"}}
 
 
-def test_in_float_something_is_left_to_quantize() -> None:
+def test_float_search_leaves_one_node_quantized() -> None:
     ranked = Ranked(tuple("abcde"), ())
     assert [ranked.most(keeping, Search()) for keeping in BOTH] == [5, 4]

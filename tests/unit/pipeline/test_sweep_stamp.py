@@ -60,7 +60,7 @@ def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     return recipes
 
 
-def test_whatever_changes_is_seen(recipes: Recipes) -> None:
+def test_every_change_is_detected(recipes: Recipes) -> None:
     def then(expected: str) -> None:
         assert recipes.build().startswith(expected)
         assert recipes.said("two").is_file()
@@ -86,7 +86,7 @@ def test_whatever_changes_is_seen(recipes: Recipes) -> None:
     then("3 cells in 0.0 s: 1 built, 2 up to date; 1 stage run")
 
 
-def test_what_is_asked_for_otherwise_is_looked_at_anew(recipes: Recipes) -> None:
+def test_different_request_is_checked_again(recipes: Recipes) -> None:
     one = "1 cell in 0.0 s: 1 up to date"
     assert recipes.build("--filter", "one").startswith(f"{one};")
     assert recipes.build("--filter", "one") == f"{one}."
@@ -98,7 +98,7 @@ def test_what_is_asked_for_otherwise_is_looked_at_anew(recipes: Recipes) -> None
     assert (recipes.folder / "out" / "sweep.json").read_text(encoding="utf-8") == "{}"
 
 
-def test_an_edit_of_what_cells_are_measured_on_is_seen(
+def test_edited_measurement_data_is_detected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -123,7 +123,7 @@ def test_an_edit_of_what_cells_are_measured_on_is_seen(
     assert kept(1) != kept(2)
 
 
-def test_a_sweep_that_is_another_one_by_its_end_is_seen(
+def test_sweep_file_replaced_during_build_is_detected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """However old the file is that replaced the one that was read."""

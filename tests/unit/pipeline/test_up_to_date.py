@@ -85,7 +85,7 @@ EDITS: dict[str, Callable[[], None]] = {
 }
 
 
-def test_every_edit_is_noticed_and_back_it_is_up_to_date_again(project: Path) -> None:
+def test_every_edit_is_detected_and_reverting_is_up_to_date(project: Path) -> None:
     keep = {path: (path.read_bytes(), path.stat()) for path in project.rglob("*") if path.is_file()}
     for name, edit in EDITS.items():
         edit()
@@ -100,7 +100,7 @@ def test_every_edit_is_noticed_and_back_it_is_up_to_date_again(project: Path) ->
         assert is_up_to_date(), name
 
 
-def test_what_is_touched_is_read_once_and_still_up_to_date(project: Path) -> None:
+def test_touched_file_is_reread_and_up_to_date(project: Path) -> None:
     for path in ("m.onnx", "out/model.onnx", "out/build_manifest.json"):
         os.utime(path, (1_600_000_000, 1_600_000_000))
     assert is_up_to_date()
@@ -108,7 +108,7 @@ def test_what_is_touched_is_read_once_and_still_up_to_date(project: Path) -> Non
 
 
 @pytest.mark.usefixtures("project")
-def test_a_young_file_is_read_whatever_its_times_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recent_file_is_reread_despite_equal_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """A write within one tick of the file system's clock does not show in its times."""
     monkeypatch.setattr(file_reading, "SETTLED_NS", 10**12)
     monkeypatch.setattr(file_reading, "settled_ns", lambda _: 10**12)
@@ -125,7 +125,7 @@ def test_a_young_file_is_read_whatever_its_times_say(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("project")
-def test_a_cache_that_cannot_be_written_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_only_cache_is_tolerated(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError("read-only")
 
@@ -136,12 +136,12 @@ def test_a_cache_that_cannot_be_written_is_no_obstacle(monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("project")
-def test_other_builds_on_the_same_cache_change_nothing() -> None:
+def test_other_builds_in_same_cache_do_not_matter() -> None:
     build_onnx_model("m.onnx", "other", precision="fp16", ep="cpu", cache_dir="cache")
     assert is_up_to_date()
 
 
-def test_a_build_after_each_edit_leaves_it_up_to_date(project: Path) -> None:
+def test_rebuild_after_each_edit_is_up_to_date(project: Path) -> None:
     Path("out/model.onnx").unlink()
     assert build(project) == []
     assert is_up_to_date()

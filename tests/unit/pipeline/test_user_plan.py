@@ -71,7 +71,7 @@ def node(planned: BuildGraph, name: str) -> Node:
     return planned.graph.node(name)
 
 
-def test_stages_become_nodes_that_read_each_other_and_files(planned: Planner, folder: Path) -> None:
+def test_stages_become_nodes_with_stage_and_file_inputs(planned: Planner, folder: Path) -> None:
     found = planned({"count": COUNT, "tidy": TIDY})
     assert [step.id for step in found.steps] == ["tidy", "count"]
     tidy, count = node(found, "tidy"), node(found, "count")
@@ -84,20 +84,18 @@ def test_stages_become_nodes_that_read_each_other_and_files(planned: Planner, fo
     assert found.summary.origin == "stages"
 
 
-def test_a_folder_is_all_files_in_it_under_their_names_from_the_recipes_folder(planned: Planner) -> None:
+def test_folder_input_includes_all_files_by_relative_name(planned: Planner) -> None:
     found = planned({"tidy": {**TIDY, "inputs": {"text": "raw/"}}})
     assert [file.name for file in found.sources["raw/"].files] == ["raw/more/list.txt", "raw/notes.txt"]
 
 
-def test_files_that_a_shell_text_names_are_inputs(planned: Planner) -> None:
+def test_files_named_in_shell_text_are_inputs(planned: Planner) -> None:
     command = [PYTHON, "-c", "x && cat 'raw/notes.txt' raw/more/list.txt>{outputs.clean};--opt=tools/tidy.py"]
     found = node(planned({"tidy": {**TIDY, "inputs": {}, "command": command}}), "tidy")
     assert sorted(found.inputs) == ["raw/more/list.txt", "raw/notes.txt", "tools/tidy.py"]
 
 
-def test_a_file_outside_of_the_folder_is_known_by_its_own_name(
-    planned: Planner, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_external_file_is_known_by_its_base_name(planned: Planner, tmp_path_factory: pytest.TempPathFactory) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "data.txt"
     elsewhere.write_text("x", encoding="utf-8")
     found = planned({"tidy": {**TIDY, "inputs": {"text": str(elsewhere)}}})
@@ -106,7 +104,7 @@ def test_a_file_outside_of_the_folder_is_known_by_its_own_name(
     assert str(elsewhere) not in str(node(found, "tidy").config)
 
 
-def test_every_problem_is_told_at_once_with_its_line(planned: Planner) -> None:
+def test_all_problems_are_reported_at_once_with_lines(planned: Planner) -> None:
     text = """\
 stages:
   tidy:
@@ -162,7 +160,7 @@ stages:
         ({"inputs": {"text": "quantize.model"}}, "quantize.model is not built here: the recipe names no model"),
     ],
 )
-def test_what_cannot_be_is_refused(planned: Planner, count: dict[str, Any], complaint: str) -> None:
+def test_invalid_stage_fields_are_refused(planned: Planner, count: dict[str, Any], complaint: str) -> None:
     found = problems(planned, {"tidy": TIDY, "count": {**COUNT, **count}})
     assert complaint in found
 
@@ -176,11 +174,11 @@ def test_what_cannot_be_is_refused(planned: Planner, count: dict[str, Any], comp
         ({"tidy": {**TIDY, "inputs": {"text": "tidy.clean"}}}, "wait for each other: tidy -> tidy"),
     ],
 )
-def test_stages_that_cannot_be_are_refused(planned: Planner, stages: dict[str, Any], complaint: str) -> None:
+def test_invalid_stages_are_refused(planned: Planner, stages: dict[str, Any], complaint: str) -> None:
     assert complaint in problems(planned, stages)
 
 
-def test_stages_that_wait_for_each_other_are_named_with_their_line(planned: Planner) -> None:
+def test_stage_cycle_is_reported_with_line(planned: Planner) -> None:
     text = "stages:\n" + "".join(
         f"  {name}:\n    command: ['{PYTHON}']\n    inputs: {{x: {other}.x}}\n    outputs: {{x: {name}.txt}}\n"
         for name, other in (("one", "two"), ("two", "one"))
@@ -190,25 +188,25 @@ def test_stages_that_wait_for_each_other_are_named_with_their_line(planned: Plan
     assert "one -> two -> one" in found or "two -> one -> two" in found
 
 
-def test_stages_beside_words_of_a_model_need_a_model(planned: Planner) -> None:
+def test_model_settings_beside_stages_require_a_model(planned: Planner) -> None:
     with pytest.raises(UsageError, match="No model is named"):
         planned({"tidy": TIDY}, quant={}, output_dir="out")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such names")
-def test_a_source_with_a_name_that_not_every_system_has_is_refused(planned: Planner, folder: Path) -> None:
+def test_nonportable_source_name_is_refused(planned: Planner, folder: Path) -> None:
     (folder / "raw/a:b.txt").write_text("x", encoding="utf-8")
     assert "'a:b.txt' is a name that not every system can have" in problems(
         planned, {"tidy": {**TIDY, "inputs": {"text": "raw/"}}}
     )
 
 
-def test_a_recipe_without_a_stage_is_not_one_without_an_output_folder(planned: Planner) -> None:
+def test_recipe_without_model_or_stage_is_refused(planned: Planner) -> None:
     with pytest.raises(RecipeError, match="names neither a model nor a stage"):
         planned({})
 
 
-def test_between_two_quantizations_there_is_no_room(planned: Planner, folder: Path) -> None:
+def test_own_stages_attach_around_the_quantization_chain(planned: Planner, folder: Path) -> None:
     """Readers of quantize's output read the end of the chain, and its inputs go to the start of the chain."""
     save_model(folder / "small.onnx")
     before = {**TIDY, "inputs": {"text": "optimize.model"}, "outputs": {"clean": "build/before.onnx"}}
@@ -235,14 +233,14 @@ def test_between_two_quantizations_there_is_no_room(planned: Planner, folder: Pa
         ("awk '{print NR}' data.csv", {"data.csv"}),
     ],
 )
-def test_words_that_may_be_files_are_found(argument: str, words: set[str]) -> None:
+def test_candidate_file_words_are_found(argument: str, words: set[str]) -> None:
     found = plain_words(argument)
     assert words <= set(found)
     assert not any("{" in word and "." in word and "inputs" in word for word in found)
 
 
 @given(st.text("{}inputs.outpx ", max_size=30))
-def test_what_is_found_as_a_placeholder_is_what_is_filled_in(argument: str) -> None:
+def test_found_placeholders_are_those_filled_in(argument: str) -> None:
     found = list(placeholders(argument))
     names = {section: {name: "\0" for other, name in found if other == section} for section in ("inputs", "outputs")}
     assert fill(argument, {**names, "config": {}}).count("\0") == len(found)

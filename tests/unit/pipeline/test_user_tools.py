@@ -48,7 +48,7 @@ def build(stages: dict[str, Any], *, code: int = 0) -> str:
     return Path("made.txt").read_text() if code == 0 else ""
 
 
-def test_a_program_that_appears_earlier_on_the_path_meanwhile_is_for_the_next_build() -> None:
+def test_program_appearing_earlier_on_path_counts_from_next_build() -> None:
     program("late/tool", "late")
     drop = "cd early; printf '#!/bin/sh\\nprintf early > $1\\n' > tool; chmod +x tool; echo > $0"
     first = {"command": ["sh", "-c", drop, "{outputs.o}"], "outputs": {"o": "first.txt"}}
@@ -75,7 +75,7 @@ def search(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("search")
-def test_a_package_without_code_gives_way_to_one_that_has_some() -> None:
+def test_regular_package_precedes_namespace_package() -> None:
     code("early/tools/work.py", "space")
     code("late/tools/work.py", "package")
     Path("late/tools/__init__.py").write_text("")
@@ -87,7 +87,7 @@ def test_a_package_without_code_gives_way_to_one_that_has_some() -> None:
 
 
 @pytest.mark.usefixtures("search")
-def test_the_code_of_the_package_around_a_module_is_in_the_key() -> None:
+def test_package_init_code_is_in_the_key() -> None:
     code("pack/work.py", "one")
     Path("pack/__init__.py").write_text("SAYS = 'one'")
     Path("pack/work.py").write_text(
@@ -99,7 +99,7 @@ def test_the_code_of_the_package_around_a_module_is_in_the_key() -> None:
 
 
 @pytest.mark.usefixtures("search")
-def test_compiled_code_comes_before_source_of_the_same_name() -> None:
+def test_compiled_module_is_used_without_source() -> None:
     code("fast.py", "source")
     py_compile.compile("fast.py", "late/other.pyc")
     code("fast.py", "edited")
@@ -110,7 +110,7 @@ def test_compiled_code_comes_before_source_of_the_same_name() -> None:
 
 
 @pytest.mark.usefixtures("search")
-def test_a_module_that_appears_earlier_in_the_search_path_meanwhile_fails_its_stage() -> None:
+def test_module_appearing_earlier_on_path_fails_the_stage() -> None:
     code("late/mine.py", "late")
     code("early/kept", "early")
     first = {"command": ["sh", "-c", "cd early; mv kept mine.py; echo > $0", "{outputs.o}"], "outputs": {"o": "o.txt"}}
@@ -122,7 +122,7 @@ def test_a_module_that_appears_earlier_in_the_search_path_meanwhile_fails_its_st
 
 @pytest.mark.usefixtures("search")
 @pytest.mark.parametrize("sandbox", [False, True])
-def test_a_module_is_imported_from_the_file_that_is_in_the_key(sandbox: bool) -> None:
+def test_module_is_imported_from_the_keyed_file(sandbox: bool) -> None:
     code("pack/real.py", "real")
     code("pack/work.py", "planned")
     Path("pack/__init__.py").write_text("import sys\nfrom pack import real\nsys.modules['pack.work'] = real\n")
@@ -130,7 +130,7 @@ def test_a_module_is_imported_from_the_file_that_is_in_the_key(sandbox: bool) ->
     assert run(["build", "-c", "recipe.yaml", *(["--sandbox"] if sandbox else [])]) == 1
 
 
-def test_what_a_link_in_an_input_folder_leads_to_is_in_the_key(capsys: pytest.CaptureFixture[str]) -> None:
+def test_link_target_in_input_folder_is_in_the_key(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("data/own", "elsewhere"):
         Path(name).mkdir(parents=True)
         Path(name, "text.txt").write_text(name[-1])
@@ -151,7 +151,7 @@ def test_what_a_link_in_an_input_folder_leads_to_is_in_the_key(capsys: pytest.Ca
 
 
 @pytest.mark.parametrize("named", ["tool", "ABSOLUTE", "bin/tool"])
-def test_a_program_that_a_setting_names_is_in_the_key(named: str) -> None:
+def test_program_named_by_setting_is_in_the_key(named: str) -> None:
     Path("bin").mkdir()
     path = "late/tool" if named == "tool" else "bin/tool"
     program(path, "one")
@@ -162,7 +162,7 @@ def test_a_program_that_a_setting_names_is_in_the_key(named: str) -> None:
     assert build(stages) == "two"
 
 
-def test_the_first_program_on_the_path_that_may_be_run_is_in_the_key() -> None:
+def test_first_executable_program_on_path_is_in_the_key() -> None:
     stages = {"stage": stage(["tool"])}
     program("late/tool", "late")
     Path("early/tool").symlink_to("../coming")
@@ -175,7 +175,7 @@ def test_the_first_program_on_the_path_that_may_be_run_is_in_the_key() -> None:
     assert build(stages) == "early"
 
 
-def test_a_file_that_a_setting_or_a_word_names_is_an_input() -> None:
+def test_file_named_by_setting_or_word_is_an_input() -> None:
     Path("settings.txt").write_text("one")
     Path("more").write_text("file")
     shell = ["sh", "-c", "cat $1 more/text.txt > $2 2>/dev/null || true", "sh", "{config.file}"]

@@ -37,14 +37,14 @@ optim:
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"], ids=["plain", "byte order mark"])
-def test_json_and_yaml_are_told_apart_by_the_name(tmp_path: Path, mark: bytes) -> None:
+def test_format_is_chosen_by_file_extension(tmp_path: Path, mark: bytes) -> None:
     for name, text in (("a.json", b'{"auto":\tfalse}'), ("a.yaml", b"auto: false"), ("a.YML", b"auto: false")):
         (tmp_path / name).write_bytes(mark + text)
         loaded = load_recipe(tmp_path / name)
         assert (loaded.format, loaded.recipe.auto) == ("json" if name == "a.json" else "yaml", False)
 
 
-def test_everything_that_is_wrong_is_said_at_once_and_where(tmp_path: Path) -> None:
+def test_all_recipe_problems_are_reported_with_lines(tmp_path: Path) -> None:
     path = tmp_path / "bert.yaml"
     path.write_text(WRONG)
     with pytest.raises(RecipeError) as caught:
@@ -67,7 +67,7 @@ def test_everything_that_is_wrong_is_said_at_once_and_where(tmp_path: Path) -> N
     ],
     ids=["tabs", "a line break in a key"],
 )
-def test_problems_in_json_have_a_line_and_stay_in_one(text: str, problem: str) -> None:
+def test_json_problems_have_line_and_stay_on_one_line(text: str, problem: str) -> None:
     with pytest.raises(RecipeError) as caught:
         parse_recipe(text, "a.json", "json")
     assert caught.value.problems == (problem,)
@@ -80,7 +80,7 @@ _MODULES = """# two layers
 """
 
 
-def test_each_recipe_of_a_list_is_read_alone_with_its_own_lines(tmp_path: Path) -> None:
+def test_recipe_list_items_are_read_separately_with_own_lines(tmp_path: Path) -> None:
     path = tmp_path / "modules.yaml"
     path.write_text(_MODULES, encoding="utf-8")
     assert module_items(path) == (ModuleItem("encoder.layer.0", "BertLayer"), ModuleItem("encoder.layer.1", None))
@@ -99,14 +99,14 @@ def test_each_recipe_of_a_list_is_read_alone_with_its_own_lines(tmp_path: Path) 
         ("%YAML 1.2\n---\n# c\n-\n  loader: {module_path: a}", True),
     ],
 )
-def test_a_list_is_told_however_it_begins(tmp_path: Path, text: str, is_list: bool) -> None:
+def test_recipe_list_is_detected_in_every_yaml_form(tmp_path: Path, text: str, is_list: bool) -> None:
     path = tmp_path / "list.yaml"
     path.write_text(text, encoding="utf-8")
     assert isinstance(read_text(text, "list.yaml", "yaml").value, list) is is_list
     assert module_items(path) == ((ModuleItem("a", None),) if is_list else None)
 
 
-def test_what_is_not_one_recipe_is_refused(tmp_path: Path) -> None:
+def test_non_recipe_content_is_refused(tmp_path: Path) -> None:
     for text in ("", "3", "null", "text", "# nothing but a comment"):
         with pytest.raises(RecipeError, match="no keys and values"):
             parse_recipe(text, "a.yaml", "yaml")
@@ -122,7 +122,7 @@ def test_what_is_not_one_recipe_is_refused(tmp_path: Path) -> None:
         load_recipe(tmp_path / "model.onnx")
 
 
-def test_what_cannot_be_read_is_an_input_error(tmp_path: Path) -> None:
+def test_unreadable_recipe_is_input_error(tmp_path: Path) -> None:
     (tmp_path / "folder.json").mkdir()
     with open(tmp_path / "huge.json", "wb") as file:
         file.truncate(65 * 1024 * 1024)
@@ -139,7 +139,7 @@ def test_what_cannot_be_read_is_an_input_error(tmp_path: Path) -> None:
         assert caught.value.exit_code == 3
 
 
-def test_paths_are_relative_to_the_recipe(tmp_path: Path) -> None:
+def test_paths_are_relative_to_recipe(tmp_path: Path) -> None:
     loaded = LoadedRecipe(tmp_path / "a.json", parse_recipe("{}", "a.json", "json"), "json")
     for written, path in (
         ("data/x.npz", tmp_path / "data" / "x.npz"),
@@ -149,7 +149,7 @@ def test_paths_are_relative_to_the_recipe(tmp_path: Path) -> None:
         assert loaded.resolve_path(written) == path
 
 
-def test_a_json_recipe_costs_no_import_that_it_does_not_need() -> None:
+def test_json_recipe_imports_no_heavy_modules() -> None:
     code = (
         "import sys; from winml_dag.recipe.load import parse_recipe; parse_recipe('{\"quant\": {}}', 'a', 'json');"
         "heavy = {'yaml', 'difflib', 'numpy', 'onnx', 'onnxruntime', 'torch', 'transformers'};"
@@ -161,21 +161,21 @@ def test_a_json_recipe_costs_no_import_that_it_does_not_need() -> None:
 
 @given(data=st.binary(max_size=200) | st.text(max_size=200).map(str.encode), suffix=st.sampled_from([".json", ".yaml"]))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_no_bytes_break_the_loader(tmp_path: Path, data: bytes, suffix: str) -> None:
+def test_loader_handles_any_bytes(tmp_path: Path, data: bytes, suffix: str) -> None:
     path = tmp_path / f"any{suffix}"
     path.write_bytes(data)
     load_or_complain(lambda: load_recipe(path).recipe)
 
 
 @given(value=json_values, section=st.none() | st.sampled_from(sorted(Recipe.model_fields)), kind=FORMATS)
-def test_no_json_value_breaks_the_schema(value: object, section: str | None, kind: RecipeFormat) -> None:
+def test_schema_handles_any_json_value(value: object, section: str | None, kind: RecipeFormat) -> None:
     text = json.dumps(value if section is None else {section: value})
     load_or_complain(lambda: parse_recipe(text, "any", kind))
 
 
 @given(data=st.data(), kind=FORMATS)
 @settings(max_examples=50)
-def test_no_slip_in_a_recipe_breaks_the_parser(data: st.DataObject, kind: RecipeFormat) -> None:
+def test_parser_handles_any_edit_of_recipe(data: st.DataObject, kind: RecipeFormat) -> None:
     text = json.dumps(data.draw(recipes), indent=data.draw(st.sampled_from([None, 1])))
     at = data.draw(st.integers(0, len(text)))
     slip = data.draw(st.sampled_from([*"{}[]:,\"'-#&*!\\ \t\n0x\0\ud800", "null", "&a ", "*a", "1e999", "\\ud800"]))
@@ -201,7 +201,7 @@ def load_or_complain(load: Callable[[], Recipe]) -> None:
         *((name, False) for name in ("bert", "org/bert", "sentence-transformers/all-MiniLM-L6-v2", "gpt2.5")),
     ],
 )
-def test_what_can_only_be_a_path_is_told_from_what_may_be_a_hub_id(model: str, is_path: bool) -> None:
+def test_path_is_distinguished_from_hub_id(model: str, is_path: bool) -> None:
     assert is_path_like(model) is is_path
 
 
@@ -226,7 +226,7 @@ def read_yaml(text: str) -> Document:
     ],
     ids=lambda value: value[:20] if isinstance(value, str) else "",
 )
-def test_json_that_not_every_reader_could_take_is_refused_with_its_place(text: str, complaints: list[str]) -> None:
+def test_ambiguous_or_invalid_json_is_refused_with_position(text: str, complaints: list[str]) -> None:
     with pytest.raises(RecipeError) as caught:
         read_text(text, "a.json", "json")
     assert caught.value.problems == tuple(f"a.json:{each}" for each in complaints)
@@ -234,7 +234,7 @@ def test_json_that_not_every_reader_could_take_is_refused_with_its_place(text: s
 
 @pytest.mark.parametrize("opening", ["[", '{"a":'])
 @pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 100_000])
-def test_too_deep_a_nesting_of_json_is_refused(opening: str, depth: int) -> None:
+def test_deeply_nested_json_is_refused(opening: str, depth: int) -> None:
     closing = "]" if opening == "[" else "}"
     with pytest.raises(RecipeError, match="nested too deeply"):
         read_text(opening * depth + "1" + closing * depth, "a.json", "json")
@@ -244,7 +244,7 @@ def test_too_deep_a_nesting_of_json_is_refused(opening: str, depth: int) -> None
 
 
 @given(value=json_values, indent=st.sampled_from([None, 0, 2]), ascii_only=st.booleans())
-def test_positions_point_at_what_was_written(value: object, indent: int | None, ascii_only: bool) -> None:
+def test_positions_match_source_text(value: object, indent: int | None, ascii_only: bool) -> None:
     text = json.dumps(value, indent=indent, ensure_ascii=ascii_only)
     for kind in get_args(RecipeFormat):
         document = read_text(text, "a", kind)
@@ -279,7 +279,7 @@ def yaml_complaints(text: str) -> tuple[str, ...]:
 
 @settings(max_examples=50)
 @given(recipe=recipes)
-def test_a_recipe_in_json_means_the_same_when_read_as_yaml(recipe: object) -> None:
+def test_json_recipe_parses_identically_as_yaml(recipe: object) -> None:
     text = json.dumps(recipe, ensure_ascii=False)
     assert parse_recipe(text, "a", "yaml") == parse_recipe(text, "a", "json")
 
@@ -304,7 +304,7 @@ def test_a_recipe_in_json_means_the_same_when_read_as_yaml(recipe: object) -> No
         ("version 1", "version 1"),
     ],
 )
-def test_plain_words_mean_what_yaml_1_2_says(text: str, value: object) -> None:
+def test_plain_scalars_follow_yaml_1_2(text: str, value: object) -> None:
     found = read_yaml(f"a: {text}").value
     assert found == {"a": value}
     assert isinstance(found, dict)
@@ -314,7 +314,7 @@ def test_plain_words_mean_what_yaml_1_2_says(text: str, value: object) -> None:
 
 
 @pytest.mark.parametrize("key", ["true", "~", "1.5", ".inf", "[a]", "{a: b}", "? [a]\n"])
-def test_other_keys_must_be_text(key: str) -> None:
+def test_non_text_keys_are_refused(key: str) -> None:
     assert any(
         complaint.endswith(("a key must be text; put it in quotes", "a key must be text"))
         for complaint in yaml_complaints(f"{key}: 1")
@@ -340,12 +340,12 @@ def test_other_keys_must_be_text(key: str) -> None:
         ("[" * (MAX_DEPTH + 2), f"a.yaml:1:{MAX_DEPTH + 2}: nested too deeply"),
     ],
 )
-def test_what_cannot_be_read_is_named_with_line_and_column(text: str, complaint: str) -> None:
+def test_yaml_error_has_line_and_column(text: str, complaint: str) -> None:
     (found,) = yaml_complaints(text)
     assert found.startswith(complaint)
 
 
-def test_an_alias_is_its_value_unless_that_would_be_too_large() -> None:
+def test_alias_is_expanded_up_to_a_limit() -> None:
     assert read_yaml("a: &x [1, 2]\nb: *x\nc: [*x, &y 3, *y]").value == {"a": [1, 2], "b": [1, 2], "c": [[1, 2], 3, 3]}
     lines = ["a0: &a0 [lol]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12))]
     (complaint,) = yaml_complaints("\n".join(lines))
@@ -356,5 +356,5 @@ def test_an_alias_is_its_value_unless_that_would_be_too_large() -> None:
 
 
 @pytest.mark.parametrize("text", ["[" * 200_000, "- " * 200_000, "{a: " * 200_000, "? " * 200_000])
-def test_no_nesting_ends_the_process(text: str) -> None:
+def test_deeply_nested_yaml_is_refused(text: str) -> None:
     assert yaml_complaints(text)[-1].endswith("nested too deeply")

@@ -57,7 +57,7 @@ def recipe(**sections: Any) -> Recipe:
     return Recipe.model_validate(sections)
 
 
-def test_a_configuration_of_winml_cli_is_a_recipe_as_it_stands() -> None:
+def test_winml_cli_config_is_a_valid_recipe() -> None:
     found: Any = parse_recipe(WINML_CONFIG, "config.yaml", "yaml")
     assert (found.quant.mode, found.quant.activation_type) == ("static", "uint16")
     assert found.compile.validation is False
@@ -66,7 +66,7 @@ def test_a_configuration_of_winml_cli_is_a_recipe_as_it_stands() -> None:
     assert found.eval.dataset.label_mapping == {"negative": 0, "positive": 1}
 
 
-def test_what_is_missing_null_or_written_under_an_old_name_means_what_is_usual_there() -> None:
+def test_null_section_equals_missing_and_alias_equals_new_name() -> None:
     for section in ("quant", "compile", "eval"):
         missing, null = recipe(), recipe(**{section: None})
         assert missing == null
@@ -81,7 +81,7 @@ def test_what_is_missing_null_or_written_under_an_old_name_means_what_is_usual_t
         found.auto = False
 
 
-def test_the_nested_form_of_compile_is_the_flat_one() -> None:
+def test_nested_compile_form_equals_flat_form() -> None:
     fields = {"embed_context": True, "provider_options": {"soc_model": "60"}}
     nested: Any = recipe(compile={"ep_config": {"provider": "qnn", **fields}, "validate": False})
     flat: Any = recipe(compile={"execution_provider": "qnn", **fields, "validate": False})
@@ -90,7 +90,7 @@ def test_the_nested_form_of_compile_is_the_flat_one() -> None:
 
 
 @pytest.mark.parametrize(("written", "seed"), [(True, 0), ({}, 0), (None, None), (False, None), ({"seed": 7}, 7)])
-def test_random_weights_can_be_asked_for_in_a_word(written: object, seed: int | None) -> None:
+def test_random_weights_accept_short_and_full_form(written: object, seed: int | None) -> None:
     found = recipe(loader={"random_weights": written}).loader.random_weights
     assert (None if found is None else found.seed) == seed
     overrides = {"hidden_size": 32, "id2label": {"0": "cat"}, "layers": [1, 2.5, None, True]}
@@ -99,7 +99,7 @@ def test_random_weights_can_be_asked_for_in_a_word(written: object, seed: int | 
     assert found.config == overrides
 
 
-def test_every_flag_can_be_set_and_no_other() -> None:
+def test_every_optim_flag_is_accepted_and_unknown_is_refused() -> None:
     assert recipe(optim=dict.fromkeys(CATALOG, True)).optim == dict.fromkeys(CATALOG, True)
     with pytest.raises(ValidationError, match="unknown capability; did you mean 'gelu_fusion'"):
         recipe(optim={"gelu_fusionn": True})
@@ -167,7 +167,7 @@ def test_every_flag_can_be_set_and_no_other() -> None:
         ("auto: yes", "auto: expected true or false, got 'yes'"),
     ],
 )
-def test_what_is_wrong_is_said_in_the_words_of_the_recipe(line: str, complaint: str) -> None:
+def test_field_error_is_reported_with_recipe_key(line: str, complaint: str) -> None:
     with pytest.raises(RecipeError) as caught:
         parse_recipe(f"# a comment\n{line}\n", "bert.yaml", "yaml")
     assert caught.value.problems == (f"bert.yaml:2: {complaint}",)
@@ -186,7 +186,7 @@ def errors(kind: str, written: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_a_shipped_recipe_names_the_schema_that_it_follows(path: Path) -> None:
+def test_shipped_recipe_names_its_schema_and_is_valid(path: Path) -> None:
     kind = "sweep" if path.parent.name == "sweeps" else "recipe"
     text = path.read_text(encoding="utf-8")
     assert f"# yaml-language-server: $schema=../{kind}.schema.json\n" in text
@@ -203,7 +203,7 @@ def test_a_shipped_recipe_names_the_schema_that_it_follows(path: Path) -> None:
         ("sweep", {"matrix": {}, "measure": ["speed"]}),
     ],
 )
-def test_a_mistake_is_found(kind: str, written: dict[str, Any]) -> None:
+def test_schema_rejects_mistakes(kind: str, written: dict[str, Any]) -> None:
     assert errors(kind, written)
 
 
@@ -216,7 +216,7 @@ def fields_set(value: object) -> Any:
 
 @settings(max_examples=50)
 @given(written=recipes)
-def test_a_recipe_that_is_written_out_and_read_again_is_the_same(written: dict[str, Any]) -> None:
+def test_recipe_round_trips_through_dict(written: dict[str, Any]) -> None:
     recipe = parse_recipe(json.dumps(written), "recipe.json", "json")
     again = Recipe.model_validate(json.loads(json.dumps(recipe.to_dict())))
     assert again == recipe
@@ -225,7 +225,7 @@ def test_a_recipe_that_is_written_out_and_read_again_is_the_same(written: dict[s
 
 @settings(max_examples=50)
 @given(written=sections(WinMLCompileConfig))
-def test_the_classes_that_python_has_go_to_a_mapping_and_back(written: dict[str, Any]) -> None:
+def test_config_classes_round_trip_through_dict(written: dict[str, Any]) -> None:
     config = WinMLCompileConfig.from_dict(written)
     plain = json.loads(json.dumps(config.to_dict()))
     again = WinMLCompileConfig.from_dict(plain)
@@ -239,7 +239,7 @@ def test_the_classes_that_python_has_go_to_a_mapping_and_back(written: dict[str,
         assert Recipe.model_validate({"quant": written["quant_config"]}).quant == again.quant_config
 
 
-def test_only_what_was_set_is_written_under_the_names_of_winml_cli() -> None:
+def test_to_dict_writes_only_set_fields_with_winml_cli_names() -> None:
     nested = {"ep_config": {"provider": "qnn", "embed_context": True}, "validate": False}
     flat = {"execution_provider": "qnn", "embed_context": True, "validate": False}
     recipe = Recipe.model_validate({"export": None, "quant": {"mode": "qdq"}, "compile": nested})
@@ -254,7 +254,7 @@ def test_only_what_was_set_is_written_under_the_names_of_winml_cli() -> None:
     assert Recipe().model_copy(update={"quant": Quant(mode="fp16")}).to_dict() == {"quant": {"mode": "fp16"}}
 
 
-def test_what_is_wrong_with_a_mapping_is_told_all_at_once() -> None:
+def test_all_mapping_problems_are_reported_at_once() -> None:
     with pytest.raises(RecipeError, match="is another name of 'calibration_load_path'"):
         WinMLQuantizationConfig.from_dict({"load_path": "r.json", "calibration_load_path": "r.json"})
     with pytest.raises(RecipeError) as caught:
@@ -282,14 +282,14 @@ def test_what_is_wrong_with_a_mapping_is_told_all_at_once() -> None:
         ("w4a8", "static", 4, 8),
     ],
 )
-def test_a_precision_says_widths_and_no_signs(
+def test_precision_name_gives_mode_and_bit_widths(
     name: str, mode: str | None, weight_bits: int | None, activation_bits: int | None
 ) -> None:
     found = parse_precision(name)
     assert (found.mode, found.weight_bits, found.activation_bits) == (mode, weight_bits, activation_bits)
 
 
-def test_two_names_of_the_same_work_are_one_precision() -> None:
+def test_equivalent_precision_names_are_one_precision() -> None:
     assert {found.name for found in PRECISIONS.values()} <= PRECISIONS.keys()
     for names in (("int8", "uint8", "w8a8"), ("int16", "w16a16"), ("int4", "w4a32")):
         assert len({parse_precision(name) for name in names}) == 1
@@ -306,11 +306,11 @@ def test_two_names_of_the_same_work_are_one_precision() -> None:
         (Quant(mode="dynamic"), "dynamic"),
     ],
 )
-def test_quant_sections_have_a_name_by_the_widths_of_their_types(quant: Quant | None, name: str) -> None:
+def test_quant_section_is_named_by_its_bit_widths(quant: Quant | None, name: str) -> None:
     assert precision_name(quant) == name
 
 
-def test_a_misspelt_precision_is_refused_with_the_nearest() -> None:
+def test_unknown_precision_suggests_nearest() -> None:
     with pytest.raises(UsageError, match="'w8a1' is not a precision; did you mean 'w8a16'"):
         parse_precision("w8a1")
     with pytest.raises(UsageError, match="known are auto, fp32"):
@@ -322,7 +322,7 @@ def test_a_misspelt_precision_is_refused_with_the_nearest() -> None:
 _NAMES = st.sampled_from(sorted(PRECISIONS))
 
 
-def test_a_chain_is_one_precision_or_four_bits_and_then_float16() -> None:
+def test_chain_is_one_precision_or_int4_then_fp16() -> None:
     assert chained([]) == (None, {}), "the choice is left to others"
     for name in PRECISIONS:
         assert chained([name]) == (name, {})
@@ -335,7 +335,7 @@ def test_a_chain_is_one_precision_or_four_bits_and_then_float16() -> None:
         lambda names: names not in (["int4", "fp16"], ["w4a32", "fp16"])
     )
 )
-def test_every_other_chain_is_refused_in_words(names: list[str]) -> None:
+def test_any_other_precision_chain_is_refused(names: list[str]) -> None:
     with pytest.raises(UsageError, match=r"^-p .*: .*\. The chain there is: -p int4 -p fp16, which is w4a16\.$"):
         chained(names)
 
@@ -351,6 +351,6 @@ def test_every_other_chain_is_refused_in_words(names: list[str]) -> None:
         (["fp32", "int8"], "fp32 is not a quantization"),
     ],
 )
-def test_the_refusal_says_what_does_not_go_together(names: list[str], why: str) -> None:
+def test_refused_chain_explains_conflict(names: list[str], why: str) -> None:
     with pytest.raises(UsageError, match=why):
         chained(names)

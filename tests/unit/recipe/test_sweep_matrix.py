@@ -45,7 +45,7 @@ def problems_of(folder: Path, said: Mapping[str, Any] | str) -> tuple[str, ...]:
     return tuple(line.replace(f"{folder}{os.sep}", "").replace("\\", "/") for line in caught.value.problems)
 
 
-def test_every_combination_is_a_cell_with_the_keys_of_its_values(tmp_path: Path) -> None:
+def test_every_combination_is_a_cell_with_its_values(tmp_path: Path) -> None:
     sweep = sweep_of(
         tmp_path,
         """
@@ -74,7 +74,7 @@ def test_every_combination_is_a_cell_with_the_keys_of_its_values(tmp_path: Path)
     assert (sweep.name, sweep.output_dir, sweep.measure) == ("sweep", tmp_path / "out", ("perf",))
 
 
-def test_what_is_more_special_has_the_last_word(tmp_path: Path) -> None:
+def test_more_specific_settings_take_precedence(tmp_path: Path) -> None:
     """Each position that can set ``validate.samples`` sets another number; all other fields are kept."""
     (tmp_path / "lowest.yaml").write_text("validate: {samples: 1, seed: 1, min_cosine: 0.1}", encoding="utf-8")
     (tmp_path / "base.yaml").write_text("base: lowest.yaml\nvalidate: {samples: 2, seed: 2}", encoding="utf-8")
@@ -98,7 +98,7 @@ def test_what_is_more_special_has_the_last_word(tmp_path: Path) -> None:
     assert said_by(cells["n/b/d"])["validate"] == {"samples": 4, **rest}
 
 
-def test_null_takes_a_section_away_and_an_old_name_makes_way_for_the_new_one(tmp_path: Path) -> None:
+def test_null_removes_section_and_new_name_replaces_alias(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     base = "quant: {calibration_samples: 3, load_path: r.json}\ncompile: {}"
     (tmp_path / "there" / "base.yaml").write_text(base, encoding="utf-8")
@@ -120,7 +120,7 @@ def test_null_takes_a_section_away_and_an_old_name_makes_way_for_the_new_one(tmp
     assert [said_by(cells[name])["compile"] for name in ("float", "more")] == [None, {}]
 
 
-def test_cells_are_left_out_for_a_reason_and_added_beside_the_axes(tmp_path: Path) -> None:
+def test_cells_are_excluded_with_reason_and_included_beside_axes(tmp_path: Path) -> None:
     said = {
         "matrix": {
             "model": ["a.onnx", "b.onnx"],
@@ -178,9 +178,7 @@ def matrices(draw: st.DrawFn) -> dict[str, Any]:
 
 @settings(max_examples=30, deadline=None)
 @given(matrix=matrices())
-def test_there_are_all_combinations_less_the_excluded_and_with_the_included_as_written_by_hand(
-    matrix: Mapping[str, Any], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_cells_equal_handwritten_recipes(matrix: Mapping[str, Any], tmp_path_factory: pytest.TempPathFactory) -> None:
     sweep = sweep_of(tmp_path_factory.getbasetemp(), {"matrix": matrix})
     axes = {name: [value["name"] for value in matrix[name]] for name in FIELDS if name in matrix}
     built = {tuple(cell.values.values()): cell for cell in sweep.cells if not cell.left_out}
@@ -213,7 +211,7 @@ BASE = {
 }
 
 
-def test_paths_of_a_recipe_in_another_folder_mean_what_they_meant_there(tmp_path: Path) -> None:
+def test_base_recipe_paths_are_relative_to_base(tmp_path: Path) -> None:
     there = tmp_path / "there"
     (there / "rows").mkdir(parents=True)
     (there / "affinity.json").write_text("{}", encoding="utf-8")
@@ -246,7 +244,7 @@ def test_paths_of_a_recipe_in_another_folder_mean_what_they_meant_there(tmp_path
     }
 
 
-def test_a_wrong_field_is_told_once_in_the_file_and_line_where_it_was_written(tmp_path: Path) -> None:
+def test_invalid_field_is_reported_once_where_it_was_written(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "base.yaml").write_text("export:\n  opset: 3\n", encoding="utf-8")
     said = """base: other/base.yaml
@@ -367,13 +365,13 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("text", "expected"), WRONG)
-def test_what_is_wrong_is_told_with_its_line_and_key(text: str, expected: str, tmp_path: Path) -> None:
+def test_sweep_error_has_line_and_key(text: str, expected: str, tmp_path: Path) -> None:
     found = problems_of(tmp_path, text)
     assert any(expected in line for line in found), found
     assert all(line.startswith("sweep.yaml:") for line in found), found
 
 
-def test_bases_that_go_round_are_told_with_the_way(tmp_path: Path) -> None:
+def test_circular_bases_are_refused_with_path(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("base: b.yaml", encoding="utf-8")
     (tmp_path / "b.yaml").write_text("base: a.yaml", encoding="utf-8")
     found = problems_of(tmp_path, {"base": "a.yaml", "matrix": {"precision": ["fp32"]}})
@@ -384,7 +382,7 @@ def test_bases_that_go_round_are_told_with_the_way(tmp_path: Path) -> None:
         assert "base takes recipes of one build" in told
 
 
-def test_what_is_too_large_no_mapping_or_not_there_is_refused(tmp_path: Path) -> None:
+def test_oversized_invalid_or_missing_sweep_is_refused(tmp_path: Path) -> None:
     numbers = list(range(1, 102))
     said = {"matrix": {"quant.samples": numbers, "validate.seed": numbers}}
     with pytest.raises(RecipeError, match=r"has 10,201 cells \(101 quant.samples x 101 validate.seed\), and 10,000"):
@@ -425,7 +423,7 @@ def _paths(value: object) -> Iterator[tuple[str | int, ...]]:
 
 @settings(max_examples=70, deadline=None)
 @given(path=st.sampled_from(list(_paths(WHOLE))[1:]), junk=_JUNK)
-def test_no_slip_ends_in_a_traceback(
+def test_any_junk_in_sweep_raises_only_winml_dag_errors(
     path: tuple[str | int, ...], junk: object, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.getbasetemp()

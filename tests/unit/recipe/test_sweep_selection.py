@@ -61,7 +61,7 @@ def names(cells: tuple[Cell, ...]) -> list[str]:
         ("*/fp32/*", 6),
     ],
 )
-def test_a_filter_takes_labels_patterns_and_names(text: str, number: int) -> None:
+def test_filter_accepts_labels_patterns_and_names(text: str, number: int) -> None:
     taken = filtered(SWEEP, [text])
     assert len(taken) == number
     assert list(taken) == [cell for cell in SWEEP.cells if cell in taken], "left out or not"
@@ -72,7 +72,7 @@ def test_a_filter_takes_labels_patterns_and_names(text: str, number: int) -> Non
     axis=st.sampled_from(sorted(AXES)),
     labels=st.data(),
 )
-def test_filters_narrow_and_a_refusal_is_the_rest(axis: str, labels: st.DataObject) -> None:
+def test_filters_narrow_and_negation_is_complement(axis: str, labels: st.DataObject) -> None:
     chosen = labels.draw(st.lists(st.sampled_from(AXES[axis]), min_size=1, max_size=len(AXES[axis]) - 1, unique=True))
     taken, rest = filtered(SWEEP, [f"{axis}={','.join(chosen)}"]), filtered(SWEEP, [f"{axis}!={','.join(chosen)}"])
     assert sorted(names(taken) + names(rest)) == sorted(names(SWEEP.cells))
@@ -98,13 +98,13 @@ def test_filters_narrow_and_a_refusal_is_the_rest(axis: str, labels: st.DataObje
         ("bert", "there is no cell 'bert'"),
     ],
 )
-def test_a_filter_with_a_slip_is_refused(text: str, message: str) -> None:
+def test_invalid_filter_is_refused_with_suggestion(text: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         filtered(SWEEP, [text])
     assert message in str(caught.value)
 
 
-def test_recipes_of_their_own_are_chosen_by_the_names_of_their_files(tmp_path: Path) -> None:
+def test_separate_recipes_are_filtered_by_file_name(tmp_path: Path) -> None:
     for name in ("a=1", "b, c", "b"):
         (tmp_path / f"{name}.json").write_text("{}", encoding="utf-8")
     sweep = sweep_of_files([tmp_path])
@@ -120,9 +120,7 @@ def test_recipes_of_their_own_are_chosen_by_the_names_of_their_files(tmp_path: P
     count=st.integers(1, 12),
     seed=st.randoms(use_true_random=False),
 )
-def test_every_cell_is_in_one_shard_and_no_shard_is_much_larger_than_its_share(
-    models: int, rest: int, count: int, seed: random.Random
-) -> None:
+def test_shards_partition_cells_evenly(models: int, rest: int, count: int, seed: random.Random) -> None:
     axes = {"model": [f"m{place}" for place in range(models)], "x": [f"x{place}" for place in range(rest)]}
     cells = made_up(axes).cells
     parts = shards(cells, count)
@@ -137,21 +135,21 @@ def test_every_cell_is_in_one_shard_and_no_shard_is_much_larger_than_its_share(
     assert divided <= count - 1
 
 
-def test_cells_with_one_export_stay_together_when_that_is_nearly_even() -> None:
+def test_cells_sharing_export_stay_in_one_shard() -> None:
     cells = made_up({"model": [f"m{place:02}" for place in range(50)], "x": "abcdef"}).cells
     parts = shards(cells, 8)
     assert sum(len({cell.values["model"] for cell in part}) for part in parts) == 50
     assert {len(part) for part in parts} <= {36, 42}
 
 
-def test_a_shard_keeps_the_order_and_the_first_tells_of_what_is_left_out() -> None:
+def test_shard_keeps_order_and_first_has_excluded_cells() -> None:
     found = [in_shard(SWEEP.cells, Shard(number, 3)) for number in (1, 2, 3)]
     assert sorted(names(tuple(chain.from_iterable(found)))) == sorted(names(SWEEP.cells))
     assert all(list(part) == [cell for cell in SWEEP.cells if cell in part] for part in found)
     assert [name for name in names(found[0]) if name == "bert/fp32/10"]
 
 
-def test_recipes_of_their_own_stay_together_by_what_they_export(tmp_path: Path) -> None:
+def test_separate_recipes_are_sharded_by_export(tmp_path: Path) -> None:
     for place, model in enumerate("abab"):
         recipe: Mapping[str, object] = {"model": model, "quant": {"samples": place + 1}}
         (tmp_path / f"{place}.json").write_text(json.dumps(recipe), encoding="utf-8")
@@ -161,7 +159,7 @@ def test_recipes_of_their_own_stay_together_by_what_they_export(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("text", ["9/8", "0/8", "1/0", "-1/2", "1", "a/b", "1/2/3", "", "1/99999"])
-def test_there_are_only_shards_that_there_are(text: str) -> None:
+def test_invalid_shard_is_refused(text: str) -> None:
     assert str(parse_shard("3/8")) == "3/8"
     with pytest.raises(UsageError):
         parse_shard(text)
@@ -186,11 +184,11 @@ def write(folder: Path, name: str, text: str) -> Path:
         ("a.yaml", "model: a", False),
     ],
 )
-def test_a_sweep_is_a_recipe_with_a_matrix(name: str, text: str, expected: bool, tmp_path: Path) -> None:
+def test_recipe_with_matrix_is_a_sweep(name: str, text: str, expected: bool, tmp_path: Path) -> None:
     assert is_sweep(write(tmp_path, name, text)) is expected
 
 
-def test_files_lists_and_sweeps_are_cells_of_one(tmp_path: Path) -> None:
+def test_files_lists_and_sweeps_combine_into_one_sweep(tmp_path: Path) -> None:
     write(tmp_path, "one.json", '{"model": "a.onnx"}')
     modules = '{"loader": {"module_path": "x", "model_class": "Layer"}}, {"loader": {"module_path": "y"}}'
     write(tmp_path, "list.json", f"[{modules}]")
@@ -204,7 +202,7 @@ def test_files_lists_and_sweeps_are_cells_of_one(tmp_path: Path) -> None:
     assert {path.name for path in sweep.files} == {"one.json", "list.json", "many.yaml"}
 
 
-def test_one_sweep_is_itself_and_one_list_has_no_name_ahead(tmp_path: Path) -> None:
+def test_single_sweep_or_list_has_no_name_prefix(tmp_path: Path) -> None:
     many = write(tmp_path, "many.yaml", "name: mine\nmatrix: {precision: [fp32, w8a8]}")
     sweep = sweep_of_files([many])
     assert (sweep.name, [cell.name for cell in sweep.cells]) == ("mine", ["fp32", "w8a8"])
@@ -220,13 +218,13 @@ def test_one_sweep_is_itself_and_one_list_has_no_name_ahead(tmp_path: Path) -> N
         (("Bert.yaml", "bert.json"), ["Bert.yaml", "bert.json"]),
     ],
 )
-def test_files_of_one_name_are_told_apart(tmp_path: Path, files: tuple[str, ...], names: list[str]) -> None:
+def test_equal_file_names_are_disambiguated(tmp_path: Path, files: tuple[str, ...], names: list[str]) -> None:
     for file in files:
         write(tmp_path, file, "{}")
     assert [cell.folder for cell in sweep_of_files([tmp_path]).cells] == names
 
 
-def test_what_builds_have_left_in_a_folder_of_recipes_is_no_recipe(tmp_path: Path) -> None:
+def test_build_outputs_in_recipe_folder_are_ignored(tmp_path: Path) -> None:
     for name in ("one.yaml", "report.json", "other/sweep.json", "other/build_manifest.json"):
         write(tmp_path, name, "{}")
     for name in ("build_manifest.json", "winml_build_config.json", "analyze_result.json"):
@@ -237,7 +235,7 @@ def test_what_builds_have_left_in_a_folder_of_recipes_is_no_recipe(tmp_path: Pat
     assert [cell.name for cell in found] == ["one", "build_manifest", "sweep", "report"]
 
 
-def test_a_goal_of_one_among_several_is_refused(tmp_path: Path) -> None:
+def test_goal_in_one_of_several_files_is_refused(tmp_path: Path) -> None:
     write(tmp_path, "a.yaml", "matrix: {precision: [fp32]}\ngoal: {minimize: size}")
     write(tmp_path, "b.yaml", "model: b.onnx")
     with pytest.raises(RecipeError, match="has a goal, and it is one of 2 recipes"):
@@ -246,7 +244,7 @@ def test_a_goal_of_one_among_several_is_refused(tmp_path: Path) -> None:
         sweep_of_files([write(tmp_path, "c/notes.txt", "").parent])
 
 
-def test_many_recipes_are_found_without_the_schema(tmp_path: Path) -> None:
+def test_finding_recipes_imports_no_schema(tmp_path: Path) -> None:
     write(tmp_path, "one.json", '{"model": "a.onnx"}')
     write(tmp_path, "two.yaml", "model: b.onnx")
     code = (
@@ -258,7 +256,7 @@ def test_many_recipes_are_found_without_the_schema(tmp_path: Path) -> None:
     assert found.stdout.strip() == "[]"
 
 
-def test_a_command_about_one_build_says_that_a_sweep_is_many(tmp_path: Path) -> None:
+def test_single_build_command_refuses_sweep(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="is a sweep of several builds, and this is about one"):
         load_recipe(write(tmp_path, "many.yaml", "matrix: {precision: [fp32]}"))
     with pytest.raises(RecipeError) as caught:
@@ -291,7 +289,7 @@ def complaint(**goal: object) -> str:
         ("max_abs_error", "<=1e-3", 1e-3),
     ],
 )
-def test_bounds_are_read_in_the_unit_of_their_measure(measure: str, text: str, value: float) -> None:
+def test_bound_is_parsed_in_unit_of_its_measure(measure: str, text: str, value: float) -> None:
     (bound,) = Goal.model_validate({"minimize": "size", "subject_to": {measure: text}}).bounds
     assert bound.value == pytest.approx(value)
     assert bound.at_least == MEASURES[measure].more_is_better
@@ -319,12 +317,12 @@ def test_bounds_are_read_in_the_unit_of_their_measure(measure: str, text: str, v
     ],
     ids=lambda value: "" if isinstance(value, str) else "-".join(map(str, next(iter(value.items())))),
 )
-def test_a_bound_that_means_nothing_is_told_with_its_key(bounds: dict[str, object], what: str) -> None:
+def test_invalid_goal_bound_is_reported_with_key(bounds: dict[str, object], what: str) -> None:
     assert complaint(minimize="size", subject_to=bounds) == what
 
 
 @given(st.sampled_from(sorted(MEASURES)), st.text("<>=-+0123456789.e kMGTiBbitsdµ%\0ü", max_size=12))
-def test_no_text_ends_in_anything_but_a_bound_or_a_complaint(measure: str, text: str) -> None:
+def test_any_bound_text_parses_or_is_refused(measure: str, text: str) -> None:
     try:
         goal = Goal.model_validate({"minimize": "size", "subject_to": {measure: text}})
     except ValidationError:
@@ -366,7 +364,7 @@ def refusal(folder: Path, text: str) -> list[str]:
     ],
     ids=["whatever their axes are called", "per and folder say otherwise", "one of all"],
 )
-def test_there_is_a_winner_for_each_model_and_target(
+def test_winner_is_chosen_per_model_and_target(
     tmp_path: Path, goal: str, axes: tuple[str, ...], folders: list[str]
 ) -> None:
     sweep = sweep_of(tmp_path, f"goal: {{minimize: size{goal}}}\n")
@@ -403,15 +401,15 @@ def test_there_is_a_winner_for_each_model_and_target(
         ),
     ],
 )
-def test_what_is_impossible_is_refused_with_its_line(tmp_path: Path, text: str, told: str) -> None:
+def test_impossible_goal_is_refused_with_line(tmp_path: Path, text: str, told: str) -> None:
     assert refusal(tmp_path, f"{text}\n") == told.split("\n")
 
 
-def test_what_is_measured_can_be_minimized(tmp_path: Path) -> None:
+def test_requested_measure_can_be_minimized(tmp_path: Path) -> None:
     assert sweep_of(tmp_path, "measure: [perf]\ngoal: {minimize: latency}\n").goals
 
 
-def test_two_winners_do_not_get_one_folder_and_none_that_of_a_cell(tmp_path: Path) -> None:
+def test_winner_folder_collision_is_refused(tmp_path: Path) -> None:
     (told,) = refusal(tmp_path, "goal:\n  - {minimize: size}\n  - {minimize: size, subject_to: {cosine: '>=0.9'}}\n")
     assert told.startswith("13: goal[1].folder: goal 1's winner of arch a, where host and goal 2's winner of arch a")
     (told,) = refusal(tmp_path, 'goal: {minimize: size, per: [arch], folder: "{arch}"}\n')

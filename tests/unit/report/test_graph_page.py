@@ -26,7 +26,7 @@ def view(count: int) -> GraphView:
     return GraphView(tuple(f"bert/{cell}" for cell in range(count)), (export, *quantize, *ends), tuple(lines))
 
 
-def test_folded_boxes_are_one_per_step_with_all_boxes_once() -> None:
+def test_folding_merges_boxes_of_same_step() -> None:
     whole = view(10)
     folded = folded_view(whole)
     assert [(box.step, len(box.members)) for box in folded.boxes] == [("export", 1), ("quantize", 10), ("finalize", 10)]
@@ -36,7 +36,7 @@ def test_folded_boxes_are_one_per_step_with_all_boxes_once() -> None:
     assert folded.boxes[2].cells == tuple(range(10))
 
 
-def test_a_large_graph_is_folded_first() -> None:
+def test_large_graph_starts_folded() -> None:
     assert [json.loads(_content(graph_html(view(count), "t", "m")))["folded_first"] for count in (10, 200)] == [
         False,
         True,
@@ -47,7 +47,7 @@ def _content(page: str) -> str:
     return page.partition('id="content">')[2].partition("</script>")[0]
 
 
-def test_names_cannot_leave_their_place_in_the_page() -> None:
+def test_names_are_escaped_in_graph_page() -> None:
     evil = '</script><script>alert(1)</script>"&\u202e'
     page = graph_html(GraphView((evil,), (Box(evil, evil, "ran", (0,), reason=evil),), (), (evil,)), evil, evil)
     assert page.isascii()
@@ -55,7 +55,7 @@ def test_names_cannot_leave_their_place_in_the_page() -> None:
     assert json.loads(_content(page))["cells"] == [evil]
 
 
-def test_of_a_page_it_can_be_told_which_command_has_made_it(tmp_path: Path) -> None:
+def test_page_records_which_command_made_it(tmp_path: Path) -> None:
     pages = {GRAPH_PAGE: graph_html(view(2), "t", "m"), REPORT_PAGE: html_of(bare_report())}
     for kind, text in pages.items():
         (tmp_path / "page.html").write_text(text)
@@ -64,12 +64,12 @@ def test_of_a_page_it_can_be_told_which_command_has_made_it(tmp_path: Path) -> N
     assert not GRAPH_PAGE.made(tmp_path / "page.html")
 
 
-def test_a_summary_counts_what_is_shared_once() -> None:
+def test_summary_counts_shared_stages_once() -> None:
     told = "3 builds = 7 stages (9 one by one), 1 shared by several builds: 6 would run, 1 reused."
     assert summary(view(3)) == told
 
 
-def test_pages_in_one_folder_link_each_other(tmp_path: Path) -> None:
+def test_report_and_graph_pages_link_each_other(tmp_path: Path) -> None:
     report, graph = tmp_path / "report.html", tmp_path / "graph.html"
     assert "<a href=" not in html_of(bare_report(), None, report)
     for path in (report, graph):
@@ -93,7 +93,7 @@ def graphs(draw: st.DrawFn) -> Drawn:
 
 
 @given(graphs())
-def test_no_box_covers_another_and_every_line_goes_to_the_right(graph: Drawn) -> None:
+def test_layout_has_no_overlaps_and_edges_point_right(graph: Drawn) -> None:
     steps, edges, ranks, pulls = graph
     found = lay_out(steps, edges, ranks, pulls)
     by_column: dict[int, list[float]] = {}
@@ -123,7 +123,7 @@ def test_no_box_covers_another_and_every_line_goes_to_the_right(graph: Drawn) ->
     ],
     ids=["a column for each step", "what all read stands in their middle", "lines do not cross"],
 )
-def test_boxes_stand_where_lines_are_short(
+def test_layout_keeps_lines_short(
     steps: list[str], edges: list[tuple[int, int]], columns: tuple[int, ...], rows: tuple[float, ...] | None
 ) -> None:
     found = lay_out(steps, edges, [0.0] * len(steps), [True] * len(steps))
@@ -131,7 +131,7 @@ def test_boxes_stand_where_lines_are_short(
     assert rows in (None, found.rows)
 
 
-def test_a_source_is_drawn_beside_what_reads_it_first() -> None:
+def test_source_is_drawn_next_to_its_first_reader() -> None:
     edges = [(1, 2), (2, 3), (0, 3)]
     found = lay_out(["source", "export", "optimize", "compile"], edges, [0.0] * 4, [False, True, True, True])
     assert found.columns == (1, 0, 1, 2)

@@ -36,7 +36,7 @@ def measured(precision: str, milliseconds: float, size: int, **values) -> Row:
     return replace(row, size=Size(size, 0, size), **values)
 
 
-def test_stages_come_out_as_they_went_in() -> None:
+def test_stages_survive_html_encoding() -> None:
     told = content_in(html_of(SMALL))
     texts = {field.name for field in fields(StageRun) if field.type == "str" or field.name == "cache_key"}
     for row, shown in zip(SMALL.rows, told["rows"], strict=True):
@@ -52,7 +52,7 @@ def test_stages_come_out_as_they_went_in() -> None:
 
 
 @given(st.text(), st.floats())
-def test_any_text_and_number_is_data_and_ends_no_element(text: str, value: float) -> None:
+def test_any_text_or_number_is_safe_in_html(text: str, value: float) -> None:
     row = measured("w8a8", value, 1, why=text, digest=text, missing={text: text})
     page = html_of(replace(report_of(row), name=text, host={text: text}))
     assert page.isascii()
@@ -65,7 +65,7 @@ def test_any_text_and_number_is_data_and_ends_no_element(text: str, value: float
         assert float(shown["latency"]["p50"]) == pytest.approx(value, rel=1e-6)
 
 
-def test_the_policy_names_this_style_and_this_script_and_no_other() -> None:
+def test_csp_allows_only_embedded_style_and_script() -> None:
     page = html_of(SMALL)
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
     style, script = (
@@ -82,11 +82,11 @@ def test_the_policy_names_this_style_and_this_script_and_no_other() -> None:
     )
 
 
-def test_five_hundred_builds_are_less_than_two_megabytes() -> None:
+def test_report_of_500_builds_is_under_2_megabytes() -> None:
     assert len(html_of(samples.large_report())) < 2_000_000
 
 
-def test_what_is_not_known_takes_no_room() -> None:
+def test_unknown_values_are_omitted() -> None:
     shown = content_of(samples.bare_report(), None)["rows"]
     assert isinstance(shown, list)
     assert set(shown[0]) == {
@@ -95,7 +95,7 @@ def test_what_is_not_known_takes_no_room() -> None:
     }  # fmt: skip
 
 
-def test_with_goals_the_winners_are_the_answer() -> None:
+def test_answers_list_goal_winners() -> None:
     assert answers(SMALL) == (
         "Best for bert-base on npu: w8a16, 7.89 ms, 0.21 % worse in accuracy.",
         "Best for resnet-50 on npu: w8a16, 3.56 ms, 0.22 % worse in accuracy.",
@@ -107,7 +107,7 @@ def test_with_goals_the_winners_are_the_answer() -> None:
 @pytest.mark.parametrize(
     ("milliseconds", "text"), [(1234.6, "1235 ms"), (999.7, "1000 ms"), (7.891, "7.89 ms"), (0.0782, "78.2 \u00b5s")]
 )
-def test_latencies_in_the_answer_are_written_as_in_tables(milliseconds: float, text: str) -> None:
+def test_answer_latency_is_formatted_as_in_tables(milliseconds: float, text: str) -> None:
     row = measured("w8a8", milliseconds, 1000)
     goal = GoalResult({"model": "bert"}, "latency", {}, row.name, ())
     assert answers(replace(report_of(row), goals=(goal,))) == (f"Best for bert: {row.name}, {text}.",)
@@ -116,7 +116,7 @@ def test_latencies_in_the_answer_are_written_as_in_tables(milliseconds: float, t
     assert f", {text} on an emulator." in answers(replace(report_of(emulated), goals=(goal,)))[0]
 
 
-def test_a_trial_is_told_apart_from_its_build_waiting_from_losing_and_many_goals_are_counted() -> None:
+def test_answers_distinguish_trials_and_pending_goals_and_are_limited() -> None:
     trial = GoalResult({"model": "bert-base", "target": "npu"}, "latency", {}, "bert-base/w8a8/npu/keep-6", ())
     waiting = GoalResult({"model": "bert"}, "size", {}, None, (), why="2 builds have no result", pending=True)
     told = answers(replace(SMALL, goals=(trial, waiting, *[waiting] * 7)))
@@ -125,7 +125,7 @@ def test_a_trial_is_told_apart_from_its_build_waiting_from_losing_and_many_goals
     assert (len(told), told[-1]) == (5, "5 more are below.")
 
 
-def test_without_goals_the_fastest_and_the_smallest_that_meet_their_bounds_are_told() -> None:
+def test_answers_without_goals_name_fastest_and_smallest() -> None:
     good = measured("w8a16", 4.0, 3 << 20)
     smaller = measured("w4a16", 6.0, 2 << 20)
     quality = SMALL.rows[0].quality
@@ -138,7 +138,7 @@ def test_without_goals_the_fastest_and_the_smallest_that_meet_their_bounds_are_t
     )
 
 
-def test_there_is_always_an_answer_and_what_became_worse_comes_first() -> None:
+def test_answer_is_never_empty_and_regressions_come_first() -> None:
     assert answers(report_of()) == ("There are no builds.",)
     assert answers(samples.bare_report()) == ("1 of 1 builds exist.",)
     told = answers(SMALL, samples.comparison_with(SMALL))

@@ -32,7 +32,7 @@ _JSON = st.recursive(
 
 
 @given(value=_JSON)
-def test_what_is_told_survives_utf_8_and_readers_that_know_only_floats(value: Any) -> None:
+def test_encodable_values_survive_utf_8_and_float_only_readers(value: Any) -> None:
     told = encodable(value)
     text = json.dumps(told, ensure_ascii=False)
     assert json.loads(text.encode("utf-8"), parse_int=lambda digits: int(float(digits))) == told
@@ -49,11 +49,11 @@ def test_what_is_told_survives_utf_8_and_readers_that_know_only_floats(value: An
         ("models/net.onnx", "net.onnx"),
     ],
 )
-def test_where_a_model_lay_is_not_told(name: str, called: str) -> None:
+def test_last_part_hides_local_paths(name: str, called: str) -> None:
     assert last_part(name) == called
 
 
-def test_only_distributions_have_an_address_on_pypi() -> None:
+def test_only_distributions_have_pypi_purl() -> None:
     assert Tool("onnxruntime_qnn", "2.7.0", "").purl == "pkg:pypi/onnxruntime-qnn@2.7.0"
     torch = Tool("torch", "2.13.0+cpu", "").purl
     assert PackageURL.from_string(torch).version == "2.13.0+cpu"
@@ -68,12 +68,12 @@ def _files(count: int, algorithm: str = "sha256") -> tuple[ReadFile, ...]:
 
 
 @pytest.mark.parametrize("value", [10**400, -(10**400), float("inf"), float("nan"), True, "1", None])
-def test_what_is_no_number_that_can_be_compared_counts_as_missing(value: Any) -> None:
+def test_non_finite_or_non_numeric_value_is_missing(value: Any) -> None:
     assert BuildManifest.model_validate({"elapsed_seconds": value}).elapsed_seconds is None
     assert BuildManifest.model_validate({"elapsed_seconds": 1e308}).elapsed_seconds == 1e308
 
 
-def test_a_folder_of_many_files_is_told_as_one() -> None:
+def test_folder_of_many_files_has_one_digest() -> None:
     assert Dependency("data", "calibration data", "sha256:00", _files(64)).folder_digest is None
     many = Dependency("data", "calibration data", "sha256:00", _files(65)[::-1])
     # Hash1 of golang.org/x/mod/sumdb/dirhash: "%x  %s\n" per file, ordered by name.
@@ -84,7 +84,7 @@ def test_a_folder_of_many_files_is_told_as_one() -> None:
     assert unknown.folder_digest[0] == "digestsSha256"
 
 
-def test_a_tool_that_was_used_in_two_versions_has_no_digest_of_what_is_installed() -> None:
+def test_tool_in_two_versions_has_no_wheel_digest() -> None:
     stages = [{"status": "completed", "toolchain": {"numpy": version, "onnx": "1.0"}} for version in ("1.0", "2.0")]
     wheels = {"numpy": "a" * 64, "onnx": "b" * 64}
     facts = BuildFacts("", {"stages": stages, "run": {"wheels": wheels}}, {}, (), ())
@@ -96,7 +96,7 @@ def test_a_tool_that_was_used_in_two_versions_has_no_digest_of_what_is_installed
     assert all(re.fullmatch(r"pkg:pypi/[a-z]+@[0-9.]+", tool.purl) for tool in facts.tools)
 
 
-def test_of_paths_that_lead_elsewhere_the_last_part_is_told() -> None:
+def test_local_paths_in_config_are_shortened_to_last_part() -> None:
     given = {
         "model": "/home/somebody/net.onnx",
         "quant": {"calibration_data": "C:\\Users\\somebody\\data", "nodes_to_exclude": ["/layer/MatMul"], "samples": 4},

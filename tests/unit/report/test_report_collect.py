@@ -67,7 +67,7 @@ def folder(tmp_path: Path) -> Path:
     return put_sweep(tmp_path / "out", sweep(cells, goals=(goal,), interrupted=True), builds)
 
 
-def test_a_built_cell_tells_all_that_is_known(folder: Path) -> None:
+def test_row_of_built_cell_is_complete(folder: Path) -> None:
     row = _row(collect([folder]), "bert/w8a8/npu")
     assert (row.model, row.precision, row.ep, row.device, row.task) == (
         "bert",
@@ -91,7 +91,7 @@ def test_a_built_cell_tells_all_that_is_known(folder: Path) -> None:
     assert (row.digest, row.notices, row.missing) == ("sha256:1000", ("Calibrating on random data.",), {})
 
 
-def test_neither_the_copy_of_a_winner_nor_a_build_that_the_sweep_does_not_name_is_a_row(folder: Path) -> None:
+def test_winner_copies_and_foreign_builds_are_not_rows(folder: Path) -> None:
     put_build(folder / "bert" / "old")
     report = collect([folder])
     assert [row.name for row in report.rows if row.winner_of] == ["bert/w8a8/npu"]
@@ -100,7 +100,7 @@ def test_neither_the_copy_of_a_winner_nor_a_build_that_the_sweep_does_not_name_i
     assert f"{folder / 'bert' / 'old'} has a build that is not a cell of the sweep; it was skipped." in report.notices
 
 
-def test_the_most_telling_metric_is_held_to_the_bound_of_the_goal(folder: Path) -> None:
+def test_preferred_accuracy_metric_is_checked_against_goal_bound(folder: Path) -> None:
     accuracy = _row(collect([folder]), "bert/w8a8/npu").accuracy
     assert accuracy is not None
     assert (accuracy.metric, accuracy.value, accuracy.reference, accuracy.samples) == ("accuracy", 0.88, 0.9, 50)
@@ -108,7 +108,7 @@ def test_the_most_telling_metric_is_held_to_the_bound_of_the_goal(folder: Path) 
     assert (accuracy.bound, accuracy.passed, accuracy.significant, accuracy.measured) == (0.01, False, False, "cached")
 
 
-def test_whatever_is_missing_has_a_reason(folder: Path) -> None:
+def test_every_missing_value_has_a_reason(folder: Path) -> None:
     report = collect([folder])
     parts = ("size", "latency", "quality", "accuracy", "placement", "nodes_quantized")
     for row in report.rows:
@@ -128,7 +128,7 @@ def test_whatever_is_missing_has_a_reason(folder: Path) -> None:
     assert _row(report, "bert/fp32/npu").missing["latency"] == "skipped: QNN is for integers here"
 
 
-def test_of_a_run_that_is_not_through_nothing_is_said_that_it_may_still_do(tmp_path: Path) -> None:
+def test_missing_reason_depends_on_interrupted_run(tmp_path: Path) -> None:
     cells, builds = [cell("bert/w8a8/npu")], {"bert/w8a8/npu": manifest()}
     through, ended = (
         collect([put_sweep(tmp_path / str(at), sweep(cells, interrupted=at == 1), builds)]).rows[0].missing["latency"]
@@ -138,7 +138,7 @@ def test_of_a_run_that_is_not_through_nothing_is_said_that_it_may_still_do(tmp_p
     assert ended == f"the run ended before, or {through}"
 
 
-def test_a_cell_without_a_build_is_of_the_model_of_its_neighbours(tmp_path: Path) -> None:
+def test_cell_without_build_uses_model_of_neighbours(tmp_path: Path) -> None:
     def of(name: str, values: dict[str, str], **fields: Any) -> CellResult:
         return replace(cell(name, **fields), values=values)
 
@@ -158,7 +158,7 @@ def test_a_cell_without_a_build_is_of_the_model_of_its_neighbours(tmp_path: Path
     assert {row.model for row in collect([three]).rows} == {"tiny", "w8a8/4"}
 
 
-def test_a_cell_that_misses_a_bound_does_not_dominate_one_that_keeps_it(tmp_path: Path) -> None:
+def test_cell_outside_bounds_does_not_dominate_cell_within(tmp_path: Path) -> None:
     cells = [cell("bert/w8a8/npu", eval=evaluated(0.7)), cell("bert/w8a16/npu", eval=evaluated(0.7))]
     sizes = {"bert/w8a8/npu": manifest(size=1000), "bert/w8a16/npu": manifest(size=2000)}
     candidates = Candidate("bert/w8a8/npu", {}, "cosine is 0.8, below 0.9"), Candidate("bert/w8a16/npu", {})
@@ -170,20 +170,20 @@ def test_a_cell_that_misses_a_bound_does_not_dominate_one_that_keeps_it(tmp_path
     assert _row(with_goal, "bert/w8a16/npu").dominated_by is None
 
 
-def test_a_cell_whose_folder_is_gone_says_so(folder: Path) -> None:
+def test_missing_cell_folder_is_reported(folder: Path) -> None:
     (folder / "bert/fp32/cpu/build_manifest.json").unlink()
     row = _row(collect([folder]), "bert/fp32/cpu")
     assert row.size is None
     assert "has no manifest; build the cell again" in row.missing["size"]
 
 
-def test_a_result_of_an_earlier_build_is_not_told_of_a_cell_that_failed(folder: Path) -> None:
+def test_failed_cell_does_not_show_earlier_result(folder: Path) -> None:
     put_build(folder / "bert/w4a16/npu", manifest(precision="w4a16", size=1))
     row = _row(collect([folder]), "bert/w4a16/npu")
     assert (row.size, row.status) == (None, CellStatus.FAILED)
 
 
-def test_builds_without_a_sweep_are_rows_named_by_their_folders(tmp_path: Path) -> None:
+def test_builds_without_sweep_are_named_by_folder(tmp_path: Path) -> None:
     put_build(tmp_path / "out" / "a")
     put_build(tmp_path / "out" / "deep" / "b", manifest(precision="w8a16"))
     report = collect([tmp_path / "out"])
@@ -211,7 +211,7 @@ def test_shards_of_one_sweep_are_joined(tmp_path: Path) -> None:
     assert (report.graph.seconds_ran, report.elapsed_seconds) == (4.0, 50.0)
 
 
-def test_a_goal_that_waited_in_each_part_says_what_it_waits_for_now(tmp_path: Path) -> None:
+def test_pending_goal_of_joined_shards_is_explained(tmp_path: Path) -> None:
     names = ("bert/w8a8/npu", "bert/w8a16/npu")
     whole = sweep([cell(name) for name in names])
 
@@ -230,7 +230,7 @@ def test_a_goal_that_waited_in_each_part_says_what_it_waits_for_now(tmp_path: Pa
     assert [each.why for each in goal.candidates] == ["", ""]
 
 
-def test_what_two_shards_both_have_is_told_once_as_the_later_one_has_it(tmp_path: Path) -> None:
+def test_duplicate_cell_uses_later_shard(tmp_path: Path) -> None:
     early = sweep([cell("bert/w8a8/npu", perf=perf(3.0))], began_at="2026-11-22T10:00:00+00:00")
     late = sweep([cell("bert/w8a8/npu", perf=perf(4.0))], began_at="2026-11-22T12:00:00+00:00")
     folders = [
@@ -241,7 +241,7 @@ def test_what_two_shards_both_have_is_told_once_as_the_later_one_has_it(tmp_path
     assert report.notices == ()
 
 
-def test_of_two_sweeps_with_other_axes_all_cells_are_told(tmp_path: Path) -> None:
+def test_equal_cells_of_two_sweeps_are_both_kept(tmp_path: Path) -> None:
     name = "bert/w8a8/npu"
     goal = GoalResult({}, "size", {}, name, (Candidate(name, {"size": 1.0}),))
     one = put_sweep(tmp_path / "1", sweep([cell(name)], name="a", goals=(goal,)), {name: manifest()})
@@ -253,7 +253,7 @@ def test_of_two_sweeps_with_other_axes_all_cells_are_told(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", "\x00", '{"schema_version": 1, "stages": [{"placed": 3}]}'])
-def test_a_damaged_manifest_is_told_and_costs_one_build(tmp_path: Path, text: str) -> None:
+def test_damaged_manifest_is_reported_and_skipped(tmp_path: Path, text: str) -> None:
     put_build(tmp_path / "good")
     (put_build(tmp_path / "bad") / "build_manifest.json").write_text(text, encoding="utf-8")
     report = collect([tmp_path])
@@ -261,7 +261,7 @@ def test_a_damaged_manifest_is_told_and_costs_one_build(tmp_path: Path, text: st
     assert "bad" in report.notices[0]
 
 
-def test_a_damaged_account_of_a_sweep_leaves_its_builds(folder: Path) -> None:
+def test_damaged_sweep_file_falls_back_to_its_builds(folder: Path) -> None:
     (folder / "sweep.json").write_text('{"format": 1, "cells": 3}', encoding="utf-8")
     report = collect([folder])
     assert {row.name for row in report.rows} == {"bert/w8a8/npu", "bert/fp32/cpu", "best/bert"}
@@ -275,7 +275,7 @@ _ODD: tuple[Any, ...] = (None, True, -1, 1e999, "text", [], {}, [None, 1], {"a":
 @pytest.mark.parametrize(
     "field", ["stages", "precision", "notices", "components", "elapsed_seconds", "execution_provider"]
 )
-def test_no_value_of_a_manifest_breaks_the_report(tmp_path: Path, field: str) -> None:
+def test_odd_manifest_values_do_not_break_report(tmp_path: Path, field: str) -> None:
     for at, odd in enumerate(_ODD):
         put_build(tmp_path / str(at), {**manifest(), field: odd})
     for at, name in enumerate(
@@ -290,7 +290,7 @@ def test_no_value_of_a_manifest_breaks_the_report(tmp_path: Path, field: str) ->
     assert "good" in {row.name for row in report.rows}
 
 
-def test_a_composite_model_is_one_row_of_its_worst_quality_and_all_its_bytes(tmp_path: Path) -> None:
+def test_composite_model_is_one_row_with_worst_quality_and_total_size(tmp_path: Path) -> None:
     def part(name: str, size: int, cosine: float) -> list[dict[str, Any]]:
         file = {"name": f"{name}_model.onnx", "digest": digest(name), "size": size}
         quality = {"cosine": cosine, "samples": 3, "data": "random"}
@@ -319,13 +319,13 @@ def test_a_composite_model_is_one_row_of_its_worst_quality_and_all_its_bytes(tmp
     ],
     ids=["one", "files", "alike", "hub", "modules"],
 )
-def test_a_model_that_is_a_path_is_called_by_its_end(tmp_path: Path, models: list[str], expected: list[str]) -> None:
+def test_model_path_is_shortened_to_unique_name(tmp_path: Path, models: list[str], expected: list[str]) -> None:
     for place, model in enumerate(models):
         put_build(tmp_path / f"{place}", manifest(model=model))
     assert [row.model for row in collect([tmp_path]).rows] == expected
 
 
-def test_modules_of_one_model_are_models_of_their_own(tmp_path: Path) -> None:
+def test_modules_of_one_model_are_separate_models(tmp_path: Path) -> None:
     for at in range(2):
         exported = stage("export", config={"loader": {"module_path": f"encoder.layer.{at}"}})
         others = [each for each in manifest(size=1000 + at)["stages"] if each["name"] != "export"]
@@ -335,7 +335,7 @@ def test_modules_of_one_model_are_models_of_their_own(tmp_path: Path) -> None:
     assert [row.dominated_by for row in rows] == [None, None]
 
 
-def test_stages_of_a_recipes_own_are_a_row_without_a_model(tmp_path: Path) -> None:
+def test_command_stage_build_is_row_without_model(tmp_path: Path) -> None:
     placed = [{"name": "a.txt", "digest": digest("a"), "size": 3}]
     value = {
         "schema_version": 1,
@@ -349,7 +349,7 @@ def test_stages_of_a_recipes_own_are_a_row_without_a_model(tmp_path: Path) -> No
     assert row.missing["size"] == "the recipe's own stages put 1 file in place, and none is its model"
 
 
-def test_where_there_is_nothing_that_is_said(tmp_path: Path) -> None:
+def test_folder_without_builds_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="No winml-dag build was found"):
         collect([tmp_path])
     with pytest.raises(InputError, match="does not exist"):

@@ -37,7 +37,7 @@ def _object(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return value
 
 
-def test_one_call_prints_a_table_and_writes_three_files(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_prints_table_and_writes_three_files(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["report", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "3 builds: 2 built, 1 failed." in printed
@@ -49,7 +49,7 @@ def test_one_call_prints_a_table_and_writes_three_files(out: Path, capsys: pytes
     assert "\x1b[" not in printed
 
 
-def test_as_json_stdout_has_one_object(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_report_is_one_object_on_stdout(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["report", str(out), "--no-files", "-f", "json", "--against", str(out)]) == 0
     told = _object(capsys)
     assert (told["format"], len(told["rows"]), told["comparison"]["regressions"]) == (2, 3, 0)
@@ -67,7 +67,7 @@ def test_as_json_stdout_has_one_object(out: Path, capsys: pytest.CaptureFixture[
     ],
     ids=["default bounds", "one is wider", "wide enough"],
 )
-def test_a_ci_job_ends_with_1_when_something_is_worse(
+def test_regression_against_old_report_exits_1(
     out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], bounds: list[str], code: int, expected: str
 ) -> None:
     new = _folder(tmp_path / "new", w8a8=1100, cosine=0.98)
@@ -75,7 +75,7 @@ def test_a_ci_job_ends_with_1_when_something_is_worse(
     assert expected in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_folder_can_be_held_against_what_it_was(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_is_compared_with_its_earlier_report(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["report", str(out)]) == 0
     _folder(out, w8a8=2000)
     assert run(["report", str(out), "--against", str(out / "report.json")]) == 1
@@ -85,14 +85,14 @@ def test_a_folder_can_be_held_against_what_it_was(out: Path, capsys: pytest.Capt
     assert next(row for row in read_report(out / "report.json").rows if row.name == _NAMES[1]).size is not None
 
 
-def test_an_old_folder_may_have_nothing_but_its_report(out: Path, tmp_path: Path) -> None:
+def test_compared_folder_may_contain_only_report_json(out: Path, tmp_path: Path) -> None:
     old = tmp_path / "old"
     old.mkdir()
     assert run(["report", str(out), "--no-files", "--json", str(old / "report.json")]) == 0
     assert run(["report", str(out), "--no-files", "--against", str(old)]) == 0
 
 
-def test_rows_are_chosen_and_sorted(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_are_filtered_and_sorted(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def names(*options: str) -> list[str]:
         assert run(["report", str(out), "-f", "json", *options]) == 0
         return [row["name"] for row in _object(capsys)["rows"]]
@@ -104,7 +104,7 @@ def test_rows_are_chosen_and_sorted(out: Path, capsys: pytest.CaptureFixture[str
     assert not list(out.glob("report.*"))
 
 
-def test_a_file_that_is_a_link_is_written_where_it_leads(out: Path, tmp_path: Path) -> None:
+def test_report_file_symlink_is_followed(out: Path, tmp_path: Path) -> None:
     """As ``/dev/stdout`` is, which a rename would replace."""
     link = tmp_path / "table.csv"
     link.symlink_to(tmp_path / "elsewhere.csv")
@@ -113,7 +113,7 @@ def test_a_file_that_is_a_link_is_written_where_it_leads(out: Path, tmp_path: Pa
     assert "bert" in (tmp_path / "elsewhere.csv").read_text()
 
 
-def test_where_no_file_can_be_written_the_table_is_told_all_the_same(
+def test_unwritable_default_files_do_not_fail_report(
     out: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(path: Path, _: bytes) -> None:
@@ -129,7 +129,7 @@ def test_where_no_file_can_be_written_the_table_is_told_all_the_same(
     assert "cannot be written: Permission denied" in capsys.readouterr().err
 
 
-def test_an_older_report_need_not_have_the_axes_that_are_filtered_by(out: Path, tmp_path: Path) -> None:
+def test_compared_report_may_lack_filtered_axes(out: Path, tmp_path: Path) -> None:
     plain = put_build(tmp_path / "plain")
     assert run(["report", str(out), "--no-files", "--against", str(plain), "--filter", "target=npu"]) == 0
 
@@ -144,7 +144,7 @@ def test_an_older_report_need_not_have_the_axes_that_are_filtered_by(out: Path, 
         (["--against", "gone.json"], "cannot be read"),
     ],
 )
-def test_a_mistake_is_a_sentence(
+def test_invalid_report_options_are_refused(
     out: Path, options: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["report", str(out), *options]) in (2, 3)
@@ -153,7 +153,7 @@ def test_a_mistake_is_a_sentence(
 
 
 @pytest.mark.parametrize("words", [["--filter", "nothing"], ["--filter", "no=1"]], ids=["name", "axis"])
-def test_no_name_of_others_reaches_the_terminal_as_a_command(
+def test_control_characters_in_names_are_not_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
     evil = replace(cell("evil"), name="\x1b]0;evil\x07", values={"\x1b[31m": "red"})
@@ -162,7 +162,7 @@ def test_no_name_of_others_reaches_the_terminal_as_a_command(
     assert "\x1b" not in capsys.readouterr().err
 
 
-def test_the_folder_of_a_single_build_stays_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_single_build_folder_gets_no_report_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     build = put_build(tmp_path / "build")
     assert run(["report", str(build)]) == 0
     assert sorted(path.name for path in build.iterdir()) == ["build_manifest.json"]
@@ -171,7 +171,7 @@ def test_the_folder_of_a_single_build_stays_as_it_is(tmp_path: Path, capsys: pyt
     assert (tmp_path / "x.csv").is_file()
 
 
-def test_no_report_imports_what_builds_need(out: Path) -> None:
+def test_report_imports_no_heavy_modules(out: Path) -> None:
     script = (
         "import sys\nfrom winml_dag.cli import run\n"
         f"assert run(['report', {str(out)!r}, '--against', {str(out)!r}]) == 0\n"

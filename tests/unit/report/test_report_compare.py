@@ -56,14 +56,14 @@ def _gone(name: str, status: CellStatus, why: str = "") -> Row:
     ],
     ids=[f"{measure} {word}" for measure in ("latency", "size", "cosine") for word in ("within", "worse", "better")],
 )
-def test_only_what_is_beyond_its_bound_counts(measure: str, fields: dict[str, object], verdict: Verdict) -> None:
+def test_change_counts_only_beyond_its_bound(measure: str, fields: dict[str, object], verdict: Verdict) -> None:
     comparison = _compared([_row(**fields)], [_row()])
     assert _change(measure, comparison).verdict is verdict
     assert bool(comparison.regressions) is (verdict is Verdict.REGRESSION)
     assert bool(comparison.improvements) is (verdict is Verdict.IMPROVEMENT)
 
 
-def test_a_bound_of_the_caller_is_in_the_place_of_the_default() -> None:
+def test_user_bound_replaces_default() -> None:
     slower = [_row(latency=_latency(10.9))]
     assert _compared(slower, [_row()], "latency=+5%").regressions
     assert _compared([_row(latency=_latency(99.0))], [_row()], "latency=+100").regressions == ()
@@ -71,7 +71,7 @@ def test_a_bound_of_the_caller_is_in_the_place_of_the_default() -> None:
 
 
 @given(st.floats(0.01, 1e6), st.floats(0.01, 1e6), st.floats(0, 3))
-def test_what_is_worse_one_way_is_better_the_other_way(before: float, after: float, allowed: float) -> None:
+def test_comparison_is_antisymmetric(before: float, after: float, allowed: float) -> None:
     one, other = _row(latency=_latency(before)), _row(latency=_latency(after))
     bound = f"latency={allowed:.6f}"
     there, back = (_change("latency", _compared([a], [b], bound)) for a, b in ((one, other), (other, one)))
@@ -80,7 +80,7 @@ def test_what_is_worse_one_way_is_better_the_other_way(before: float, after: flo
     assert there.worse == pytest.approx(-(back.worse or 0.0))
 
 
-def test_a_median_of_few_scattered_inferences_is_not_trusted() -> None:
+def test_scattered_latency_of_few_inferences_is_no_regression() -> None:
     few = {"inferences": 30, "p90": 20.0}
     noisy = _change("latency", _compared([_row(latency=_latency(12.0, **few))], [_row(latency=_latency(10.0, **few))]))
     assert (noisy.verdict, noisy.why[:26]) == (Verdict.WITHIN, "medians of so few inferenc")
@@ -89,7 +89,7 @@ def test_a_median_of_few_scattered_inferences_is_not_trusted() -> None:
     assert sure.verdict is Verdict.REGRESSION
 
 
-def test_what_was_measured_and_cannot_be_any_more_is_worse() -> None:
+def test_missing_measurement_is_a_regression() -> None:
     """A bound on latency would always be met if perf no longer ran."""
     broken = _row(latency=None, missing={"latency": "perf failed: no device"}, unmeasured=("latency",))
     comparison = _compared([broken], [_row()])
@@ -101,7 +101,7 @@ def test_what_was_measured_and_cannot_be_any_more_is_worse() -> None:
     assert _compared([broken], [_row(latency=None)]).regressions == ()
 
 
-def test_of_a_few_inferences_nothing_is_told_however_alike_they_were() -> None:
+def test_latency_of_too_few_inferences_is_not_judged() -> None:
     """Three that happen to be equal have no spread: an equally fast model was called 67 % slower."""
     few = {"inferences": 3, "p90": 16.7}
     before = _row(latency=_latency(10.0, inferences=100))
@@ -110,7 +110,7 @@ def test_of_a_few_inferences_nothing_is_told_however_alike_they_were() -> None:
     assert slower.why == "3 inferences: too few to compare latencies by, it takes 20"
 
 
-def test_a_machine_that_was_busy_has_slowed_nothing_that_time_alone_explains() -> None:
+def test_latency_change_explained_by_busy_machine_is_ignored() -> None:
     busy = _change("latency", _compared([_row(latency=_latency(15.0, waited_share=0.5))], [_row()]))
     assert (busy.verdict, busy.why) == (
         Verdict.WITHIN,
@@ -134,16 +134,14 @@ def test_a_machine_that_was_busy_has_slowed_nothing_that_time_alone_explains() -
     ],
     ids=["emulated", "other host", "missing", "other samples"],
 )
-def test_what_cannot_be_compared_is_no_regression_and_says_why(
-    measure: str, fields: dict[str, object], why: str
-) -> None:
+def test_incomparable_measurements_are_not_regressions(measure: str, fields: dict[str, object], why: str) -> None:
     comparison = _compared([_row(**fields)], [_row()])
     change = _change(measure, comparison)
     assert (change.verdict, change.why) == (Verdict.NOT_COMPARED, why)
     assert comparison.regressions == ()
 
 
-def test_accuracies_of_other_samples_are_not_compared() -> None:
+def test_accuracy_of_other_samples_or_metric_is_not_compared() -> None:
     then = Accuracy("accuracy", 0.9, True, 100, "live", "")
     for now, verdict in (
         (replace(then, value=0.89), Verdict.REGRESSION),
@@ -153,7 +151,7 @@ def test_accuracies_of_other_samples_are_not_compared() -> None:
         assert _change("accuracy", _compared([_row(accuracy=now)], [_row(accuracy=then)])).verdict is verdict
 
 
-def test_builds_are_matched_by_name_and_then_by_what_they_are() -> None:
+def test_builds_are_matched_by_name_then_by_identity() -> None:
     moved = _compared([_row("new/name")], [_row("old/name")])
     assert [(row.name, row.then, row.fate) for row in moved.rows] == [("new/name", "old/name", Fate.SAME)]
     ambiguous = _compared([_row("a")], [_row("b"), _row("c")])
@@ -171,7 +169,7 @@ def test_builds_are_matched_by_name_and_then_by_what_they_are() -> None:
         (CellStatus.BUILT, CellStatus.FAILED, Fate.NOW_THERE),
     ],
 )
-def test_a_build_that_is_not_there_any_more(now: CellStatus, then: CellStatus, fate: Fate) -> None:
+def test_fate_of_missing_build_depends_on_status(now: CellStatus, then: CellStatus, fate: Fate) -> None:
     there = {CellStatus.BUILT, CellStatus.UP_TO_DATE}
     rows = [_row(status=each) if each in there else _gone("bert/w8a8/npu", each) for each in (now, then)]
     comparison = _compared(rows[:1], rows[1:])
@@ -179,7 +177,7 @@ def test_a_build_that_is_not_there_any_more(now: CellStatus, then: CellStatus, f
     assert bool(comparison.regressions) is (fate is Fate.NOW_FAILING)
 
 
-def test_regressions_come_first_the_worst_before_the_others() -> None:
+def test_regressions_are_sorted_first_worst_first() -> None:
     sizes = {"as before": 1000, "worse": 1100, "better": 500, "worst": 3000}
     now = [_row(name, precision=name, size=Size(size, 0, 0)) for name, size in sizes.items()]
     then = [_row(name, precision=name) for name in (*sizes, "broken")]
@@ -199,6 +197,6 @@ def test_regressions_come_first_the_worst_before_the_others() -> None:
         ("cosine=", "not a bound"),
     ],
 )
-def test_a_bound_that_means_nothing_is_refused(text: str, expected: str) -> None:
+def test_invalid_bound_is_refused(text: str, expected: str) -> None:
     with pytest.raises(UsageError, match=expected):
         bounds_of([text])

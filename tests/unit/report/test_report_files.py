@@ -39,7 +39,7 @@ def _rows(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text, newline="")))
 
 
-def test_what_is_read_back_is_what_was_written(report: Report, tmp_path: Path) -> None:
+def test_report_round_trips_through_json(report: Report, tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     write_files({"json": path}, report, None, overwrite=False)
     assert read_report(path) == report
@@ -49,14 +49,14 @@ def test_what_is_read_back_is_what_was_written(report: Report, tmp_path: Path) -
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"format": 9}', '{"format": "\\u001b[31m"}', '{"format": 1, "rows": 3}', '{"a": NaN}']
 )
-def test_what_is_no_report_is_refused(tmp_path: Path, text: str) -> None:
+def test_invalid_report_file_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "old.json").write_text(text, encoding="utf-8")
     with pytest.raises(InputError, match=r"old.json is not a report") as refused:
         read_report(tmp_path / "old.json")
     assert str(refused.value).isprintable()
 
 
-def test_a_byte_that_is_no_text_breaks_no_file(report: Report, tmp_path: Path) -> None:
+def test_undecodable_byte_survives_report_files(report: Report, tmp_path: Path) -> None:
     odd = replace(report, rows=(replace(report.rows[0], why="file \udcff is odd"), *report.rows[1:]))
     files = default_files(tmp_path)
     write_files(files, odd, None, overwrite=False)
@@ -64,7 +64,7 @@ def test_a_byte_that_is_no_text_breaks_no_file(report: Report, tmp_path: Path) -
     assert "\\udcff" in files["csv"].read_text(encoding="utf-8")
 
 
-def test_a_spreadsheet_has_a_line_for_each_build_and_columns_that_stay(report: Report) -> None:
+def test_csv_has_line_per_build_and_fixed_columns(report: Report) -> None:
     text = csv_of(report)
     assert text.count("\r\n") == 1 + len(report.rows)
     rows = _rows(text)
@@ -77,7 +77,7 @@ def test_a_spreadsheet_has_a_line_for_each_build_and_columns_that_stay(report: R
 @given(st.text())
 @example("\n=1+1")
 @example("\uff1d1+1")
-def test_no_text_of_a_user_is_a_formula_or_breaks_a_line(name: str) -> None:
+def test_csv_text_is_never_formula_or_line_break(name: str) -> None:
     row = Row(name, {}, name, "w8a8", "cpu", "cpu", CellStatus.BUILT, why=name)
     (read,) = _rows(csv_of(Report("x", (), "", (row,))))
     for column in ("name", "model", "why"):
@@ -86,7 +86,7 @@ def test_no_text_of_a_user_is_a_formula_or_breaks_a_line(name: str) -> None:
 
 
 @given(st.text(min_size=1, max_size=40), st.integers(40, 200))
-def test_a_table_fits_its_width_whatever_the_names_are(name: str, width: int) -> None:
+def test_table_fits_width_for_any_names(name: str, width: int) -> None:
     row = Row("a", {}, name, "w8a8", "cpu", "cpu", CellStatus.FAILED, why=name)
     for line in table_lines(Report(name, (), "", (row,)), width):
         assert len(line.plain) <= width
@@ -94,7 +94,7 @@ def test_a_table_fits_its_width_whatever_the_names_are(name: str, width: int) ->
 
 
 @pytest.mark.parametrize("width", [80, 200])
-def test_a_table_says_why_builds_are_not_there_and_what_is_missing(report: Report, width: int) -> None:
+def test_table_lists_failures_and_missing_values(report: Report, width: int) -> None:
     text = "\n".join(line.plain for line in table_lines(report, width))
     assert max(map(len, text.splitlines())) <= width
     words = " ".join(text.split())
@@ -108,7 +108,7 @@ def test_a_table_says_why_builds_are_not_there_and_what_is_missing(report: Repor
         assert expected in words
 
 
-def test_a_goal_without_a_winner_says_whether_that_is_settled(report: Report) -> None:
+def test_goal_without_winner_shows_whether_it_is_pending(report: Report) -> None:
     goal = GoalResult({"model": "bert"}, "size", {"cosine": ">=2"}, None, (), why="nothing is that good")
     for pending, expected in (
         (False, "! smallest for bert (cosine >=2): none; "),
@@ -118,7 +118,7 @@ def test_a_goal_without_a_winner_says_whether_that_is_settled(report: Report) ->
         assert any(line.plain.startswith(expected) and "nothing is that good" in line.plain for line in lines)
 
 
-def test_what_is_to_be_known_of_a_winner_is_told_with_it(report: Report) -> None:
+def test_winner_line_includes_note(report: Report) -> None:
     goal = GoalResult({}, "latency", {}, "bert/w8a8/npu", (), folder="best", why="measured on an emulator: latency")
     lines = [line.plain for line in table_lines(replace(report, goals=(goal,)), 200)]
     assert "* fastest: bert/w8a8/npu, in best; measured on an emulator: latency" in lines
@@ -133,7 +133,7 @@ def test_builds_of_other_shards_take_one_line(report: Report) -> None:
     assert [line for line in lines if "another shard" in line] == ["- 9 builds not reached: of another shard"]
 
 
-def test_wide_terminals_have_all_columns(report: Report) -> None:
+def test_wide_table_has_all_columns(report: Report) -> None:
     heading = next(line.plain for line in table_lines(report, 300) if "precision" in line.plain)
     first, last = "  precision  target", "measured"
     shown = "size p50 p90 p99 n+warm-up load memory cosine SQNR accuracy drop partitions on CPU quantized build time"
@@ -141,7 +141,7 @@ def test_wide_terminals_have_all_columns(report: Report) -> None:
 
 
 @pytest.mark.parametrize("width", range(60, 220, 20))
-def test_columns_do_not_depend_on_how_wide_measured_values_are(report: Report, width: int) -> None:
+def test_table_columns_do_not_depend_on_value_widths(report: Report, width: int) -> None:
     def heading(of: Report) -> list[str]:
         return next(line.plain.split() for line in table_lines(of, width) if "precision" in line.plain)
 
@@ -154,7 +154,7 @@ def test_columns_do_not_depend_on_how_wide_measured_values_are(report: Report, w
     assert heading(replace(report, rows=tuple(map(slower, report.rows)))) == heading(report)
 
 
-def test_files_of_others_are_left_alone(report: Report, tmp_path: Path) -> None:
+def test_foreign_files_are_not_overwritten(report: Report, tmp_path: Path) -> None:
     files = default_files(tmp_path)
     theirs = '{"subjects": ["somebody else\'s"]}'
     for path in files.values():
@@ -177,7 +177,7 @@ _PAGE = Path(__file__).parents[3] / "docs" / "reference" / "report.md"
 _FORMS = (Report, Row, Size, Latency, Quality, Accuracy, Placement, Comparison, Compared, Change, Bound)
 
 
-def test_the_documentation_names_every_field_and_the_columns_in_their_order() -> None:
+def test_documentation_lists_every_field_and_column() -> None:
     page = _PAGE.read_text(encoding="utf-8")
     named = set(re.findall(r"`(\w+)`", page))
     for form in _FORMS:

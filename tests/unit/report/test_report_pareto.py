@@ -30,7 +30,7 @@ def _worse(one: Sequence[float], other: Sequence[float]) -> bool:
 
 
 @given(_points())
-def test_what_is_dominated_names_a_dominator_of_the_front_and_no_other_is_nearer(
+def test_dominated_point_names_nearest_dominator(
     points: Mapping[str, Sequence[float]],
 ) -> None:
     front = {name: one for name, one in points.items() if not any(_worse(one, other) for other in points.values())}
@@ -69,30 +69,30 @@ def _goal(ruled_out: Mapping[str, str], *others: str) -> GoalResult:
     return GoalResult({"model": "bert"}, "size", {"sqnr_db": ">=20"}, None, tuple(candidates))
 
 
-def test_the_reason_names_what_is_better_and_what_is_equal() -> None:
+def test_dominance_reason_names_better_and_equal_measures() -> None:
     rows = _row("good", 100, 1.0, 0.99), _row("slow", 200, 2.0, 0.99), _row("exact", 900, 9.0, 0.9999)
     assert _verdicts(*rows) == {"slow": ("good", "smaller and faster at equal cosine")}
 
 
-def test_differences_that_no_table_shows_make_no_build_better() -> None:
+def test_differences_below_display_precision_do_not_dominate() -> None:
     assert _verdicts(_row("a", 100_000, 1.0001, 0.99991), _row("b", 100_001, 1.0002, 0.99992)) == {}
 
 
-def test_what_was_not_measured_might_be_better() -> None:
+def test_missing_measurement_prevents_dominance() -> None:
     known, unknown = _row("known", 100, 1.0, 0.99), _row("unknown", 200, None, 0.9)
     assert _verdicts(known, unknown) == {}
     without_latency = _verdicts(_row("a", 100, None, 0.99), unknown)
     assert without_latency == {"unknown": ("a", "smaller and closer to the float model; no latency is known")}
 
 
-def test_small_alone_is_no_virtue() -> None:
+def test_size_alone_does_not_dominate() -> None:
     small, large = judged([_row("small", 100), _row("large", 200)])
     assert small.dominated_by is None
     assert large.dominated_by is None
     assert "only the size is known" in large.missing["dominated_by"]
 
 
-def test_latencies_of_an_emulator_and_other_targets_are_not_compared() -> None:
+def test_emulated_or_other_target_latencies_are_not_compared() -> None:
     fast = Latency(1.0, 1.0, 1.0, 100, 10, "live", "", emulated=True)
     slow = replace(fast, p50=9.0)
     assert _verdicts(_row("fast", 100, cosine=0.9, latency=None), _row("slow", 100, cosine=0.9)) == {}
@@ -103,7 +103,7 @@ def test_latencies_of_an_emulator_and_other_targets_are_not_compared() -> None:
     assert _verdicts(_row("a", 100, 1.0, 0.9), _row("b", 200, 2.0, 0.9, ep="cpu", device="cpu")) == {}
 
 
-def test_latencies_of_two_machines_are_not_compared() -> None:
+def test_latencies_of_different_machines_are_not_compared() -> None:
     slow = _row("slow", 200, 2.0, 0.9)
     assert slow.latency is not None
     assert _verdicts(_row("fast", 100, 1.0, 0.9), slow) == {"slow": ("fast", "smaller and faster at equal cosine")}
@@ -111,7 +111,7 @@ def test_latencies_of_two_machines_are_not_compared() -> None:
     assert _verdicts(_row("fast", 100, 1.0, 0.9), elsewhere) == {}
 
 
-def test_a_model_for_shorter_texts_is_another_one() -> None:
+def test_models_with_different_shapes_are_not_compared() -> None:
     axis = "export.shape_config"
     rows = [_row(name, size, 1.0, 0.9, values={axis: name}) for name, size in (("short", 100), ("long", 200))]
     assert _verdicts(*rows) == {}
@@ -119,14 +119,14 @@ def test_a_model_for_shorter_texts_is_another_one() -> None:
     assert set(_verdicts(*alike)) == {"long"}
 
 
-def test_accuracy_counts_in_place_of_the_cosine() -> None:
+def test_accuracy_is_used_instead_of_cosine() -> None:
     better = Accuracy("f1", 0.9, True, 100, "live", "")
     worse = replace(better, value=0.8)
     rows = _row("a", 100, 1.0, 0.9, accuracy=better), _row("b", 100, 1.0, 0.99, accuracy=worse)
     assert _verdicts(*rows) == {"b": ("a", "better in f1 at equal size and latency")}
 
 
-def test_what_misses_a_bound_dominates_only_what_misses_it_too() -> None:
+def test_row_outside_bounds_dominates_only_rows_also_outside() -> None:
     missing, worse = _row("missing", 100, 1.0, 0.99), _row("worse", 150, 1.5, 0.99)
     keeping = _row("keeping", 200, 2.0, 0.99)
     why = "sqnr_db is 19 dB, below 20"
@@ -140,7 +140,7 @@ def test_what_misses_a_bound_dominates_only_what_misses_it_too() -> None:
     assert set(_verdicts(missing, worse, keeping, goals=[both, other])) == {"worse"}
 
 
-def test_of_two_that_are_alike_the_one_that_keeps_the_bounds_is_better() -> None:
+def test_row_within_bounds_dominates_equal_row_outside() -> None:
     rows = _row("missing", 100, 1.0, 0.99), _row("keeping", 100, 1.0, 0.99)
     goal = _goal({"missing": "sqnr_db is 19 dB, below 20"}, "keeping")
     assert _verdicts(*rows, goals=[goal]) == {
@@ -148,6 +148,6 @@ def test_of_two_that_are_alike_the_one_that_keeps_the_bounds_is_better() -> None
     }
 
 
-def test_builds_that_failed_dominate_nothing() -> None:
+def test_failed_build_dominates_nothing() -> None:
     gone = replace(_row("gone", 1), size=None, status=CellStatus.FAILED)
     assert judged([gone, _row("b", 200, 2.0, 0.9)]) == (gone, _row("b", 200, 2.0, 0.9))

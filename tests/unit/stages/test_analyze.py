@@ -55,7 +55,7 @@ def _actions(analyzed: Analyzed, pattern: str = "SUBGRAPH/GeluPattern") -> Any:
     return found["actions"]
 
 
-def test_the_result_has_the_fields_that_are_read_elsewhere(helps: bytes) -> None:
+def test_analysis_result_has_expected_fields_without_time_or_path(helps: bytes) -> None:
     model = graph(GELU_TEXT, 20)
     model.producer_name = "Model Maker"
     result, again = (analyze(model, QNN, helps).result for _ in range(2))
@@ -88,7 +88,7 @@ def test_the_result_has_the_fields_that_are_read_elsewhere(helps: bytes) -> None
     assert result["lint"]["passed"] is True
 
 
-def test_an_operator_is_as_good_as_its_worst_node() -> None:
+def test_operator_verdict_is_that_of_its_worst_node() -> None:
     model = graph("g (float[2, 4] x, int64[2] i) => (float[2, 4] y, int64[2] z) { y = Neg(x) z = Neg(i) }")
     plain, whole = cases_of(model)
     for outcome, verdict in ((LEFT, "partial"), (FAILS, "unsupported"), (TAKEN, "supported")):
@@ -100,7 +100,7 @@ def test_an_operator_is_as_good_as_its_worst_node() -> None:
     assert half.result["results"][0]["classification"]["unknown"] == ["OP/ai.onnx/Neg"]
 
 
-def test_what_the_target_takes_better_is_proposed_and_helps(tmp_path: Path, helps: bytes) -> None:
+def test_better_supported_rewrite_is_proposed(tmp_path: Path, helps: bytes) -> None:
     found = analyze(GELU, QNN, helps, flags=NOTHING)
     assert found.metrics["proposed"].keys() == {"gelu_fusion"}
     assert found.flags == canonical_json({"gelu_fusion": True, "standard_domain_only": True}).encode()
@@ -122,7 +122,7 @@ def test_what_the_target_takes_better_is_proposed_and_helps(tmp_path: Path, help
     ("now", "fused"),
     [(TAKEN, TAKEN), (TAKEN, None), (LEFT, LEFT), (LEFT, FAILS), (FAILS, None), (FAILS, FAILS), (None, TAKEN)],
 )
-def test_what_is_no_better_or_not_known_to_be_is_not_proposed(now: Outcome | None, fused: Outcome | None) -> None:
+def test_rewrite_without_known_gain_is_not_proposed(now: Outcome | None, fused: Outcome | None) -> None:
     rows = []
     if now is not None:
         rows = [(case, now if case.op_type == "Tanh" else TAKEN) for case in cases_of(GELU)]
@@ -134,7 +134,7 @@ def test_what_is_no_better_or_not_known_to_be_is_not_proposed(now: Outcome | Non
     assert analyze(GELU, QNN).flags == NOTHING, "nor is anything without a table"
 
 
-def test_what_helps_one_place_and_harms_another_is_told_and_not_proposed() -> None:
+def test_rewrite_that_worsens_another_place_is_listed_but_not_proposed() -> None:
     """With more than two dimensions, a Gemm has a Reshape on both sides."""
     weights = {name: np.ones(dims, np.float32) for name, dims in {"w": (4, 4), "b": (4,)}.items()}
     text = "g (float[2, 4] x, float[2, 3, 4] t) => (float[2, 4] y, float[2, 3, 4] z) {{ {} }}"
@@ -152,7 +152,7 @@ def test_what_helps_one_place_and_harms_another_is_told_and_not_proposed() -> No
     assert found.flags == NOTHING
 
 
-def test_a_recipes_word_and_earlier_rounds_are_heeded(helps: bytes) -> None:
+def test_recipe_settings_and_earlier_rounds_are_respected(helps: bytes) -> None:
     for said, count in ((True, 0), (False, 1)):
         found = analyze(GELU, replace(QNN, optim={"gelu_fusion": said}), helps, flags=NOTHING)
         actions = _actions(found)
@@ -166,7 +166,7 @@ def test_a_recipes_word_and_earlier_rounds_are_heeded(helps: bytes) -> None:
     assert silent.metrics["proposed"] == {}
 
 
-def test_a_form_that_the_opset_lacks_is_advice_and_no_proposal() -> None:
+def test_rewrite_missing_from_opset_is_advised_but_not_proposed() -> None:
     old = graph(GELU_TEXT, 17)
     rows = [(case, LEFT if case.op_type == "Tanh" else TAKEN) for case in cases_of(old)]
     fused = replace(_gelu_case(old), opset=20)
@@ -177,12 +177,12 @@ def test_a_form_that_the_opset_lacks_is_advice_and_no_proposal() -> None:
     assert "export.opset_version 20" in action["details"]
 
 
-def test_a_recipe_is_asked_about_all_that_can_be_proposed_and_nothing_else() -> None:
+def test_recipe_can_set_exactly_the_proposable_capabilities() -> None:
     # Capabilities that are not considered are in no key of analyze, so its discoveries would be ignored.
     assert {fusion.capability for fusion in FUSIONS} | {"clamp_constant_values"} == set(ASKED_ABOUT)
 
 
-def test_nodes_are_judged_as_quantize_will_make_them() -> None:
+def test_nodes_are_classified_with_their_quantized_types() -> None:
     model = graph("g (float[2, 4] x) => (float[2, 4] y) { n = Softmax(x) y = Relu(n) }")
     softmax, relu = cases_of(model)
     quant = QuantizedTo("uint16", "uint8")
@@ -198,14 +198,14 @@ def test_nodes_are_judged_as_quantize_will_make_them() -> None:
     assert [each["nodes"] for each in analyze(onnx_model, named, both).metrics["partial"]] == [["my_relu"]]
 
 
-def test_shapes_that_a_file_does_not_tell_are_inferred() -> None:
+def test_missing_shapes_are_inferred() -> None:
     model = graph("g (float[2, 4] x) => (float[8] y) <int64[1] all = {-1}> { n = Neg(x) y = Reshape(n, all) }")
     found = analyze(model, QNN, table((case, TAKEN) for case in cases_of(model)))
     assert found.metrics["nodes"]["supported"] == 2
     assert [each["check"] for each in found.result["lint"]["warnings"]] == ["shape_inference"]
 
 
-def test_an_installed_provider_is_asked_what_the_users_table_leaves_open() -> None:
+def test_installed_provider_fills_gaps_of_user_table() -> None:
     model = graph("g (float[2, 4] x) => (float[2, 4] y) { n = Neg(x) y = Relu(n) }")
     neg, _ = cases_of(model)
     config = replace(ON_CPU, analyze=AnalyzeFields(lists_cases=True))
@@ -215,7 +215,7 @@ def test_an_installed_provider_is_asked_what_the_users_table_leaves_open() -> No
     assert (left["operator"], left["verdict"], left["nodes"]) == ("Neg", "partial", ["n"])
 
 
-def test_each_node_that_the_provider_refuses_is_unsupported_in_its_words() -> None:
+def test_every_refused_node_is_unsupported_with_provider_error() -> None:
     """Wherever it is, and whatever the others are: onnxruntime names one node, and loads nothing."""
     model = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["": 17, "ai.custom": 1]>
@@ -242,7 +242,7 @@ def asking_qnn(quant: QuantizedTo | None = None) -> AnalyzeConfig:
     return AnalyzeConfig(target=asked, quant=quant)
 
 
-def test_a_quantized_build_is_asked_about_with_its_integer_types() -> None:
+def test_quantized_build_is_classified_with_integer_types() -> None:
     """QNN takes a GELU of floats as a whole, and an Erf between Q and DQ not at all."""
     pytest.importorskip("onnxruntime_qnn")
     model = graph(
@@ -260,7 +260,7 @@ def test_a_quantized_build_is_asked_about_with_its_integer_types() -> None:
     assert analyze(model, kept).metrics["nodes"]["supported"] == 6
 
 
-def test_a_provider_whose_device_is_missing_leaves_the_verdict_unknown_with_the_reason() -> None:
+def test_missing_device_gives_unknown_verdict_with_reason() -> None:
     model = graph("g (float[2] x) => (float[2] y) { y = Relu(x) }")
     config = AnalyzeConfig(target=AnalyzeTarget("MIGraphXExecutionProvider", "gpu", asks=True))
     (unknown,) = analyze(model, config).metrics["unknown"]
@@ -276,7 +276,7 @@ def test_a_provider_whose_device_is_missing_leaves_the_verdict_unknown_with_the_
         ("", "unknown"),
     ],
 )
-def test_a_compiled_model_runs_on_the_provider_that_made_it(source: str, verdict: str) -> None:
+def test_compiled_model_is_supported_only_by_its_own_provider(source: str, verdict: str) -> None:
     made_by = f', source = "{source}"' if source else ""
     text = f"""g (float[1] x) => (float[1] y)
     {{ y = com.microsoft.EPContext <embed_mode = 1, ep_cache_context = "x"{made_by}> (x) }}"""
@@ -284,7 +284,7 @@ def test_a_compiled_model_runs_on_the_provider_that_made_it(source: str, verdict
     assert found.metrics["nodes"][verdict] == 1
 
 
-def test_a_model_that_tells_its_shapes_is_analyzed_without_onnx(tmp_path: Path) -> None:
+def test_model_with_shapes_is_analyzed_without_importing_onnx(tmp_path: Path) -> None:
     for inside in ("model", "out/result", "out/flags"):
         (tmp_path / inside).mkdir(parents=True)
     onnx.save(onnx.shape_inference.infer_shapes(GELU), tmp_path / "model" / "model.onnx")
@@ -302,7 +302,7 @@ def _lint(analyzed: Analyzed, severity: str) -> dict[str, int]:
     return {each["check"]: each["count"] for each in analyzed.result["lint"][severity]}
 
 
-def test_lint_says_what_to_look_at_and_what_to_do() -> None:
+def test_lint_findings_have_message_and_advice() -> None:
     model = graph(
         "g (float[N, 4] x) => (float[N, 4] y) <float huge = {-3.4e38}, float two = {2}, float spare = {1}> "
         "{ t = Mul(two, two) n = Add(x, huge) y = Mul(n, t) }",
@@ -332,7 +332,7 @@ def test_lint_says_what_to_look_at_and_what_to_do() -> None:
         (17, "q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s, z)", None, {"errors": {"soundness": 1}}),
     ],
 )
-def test_what_is_old_or_computes_nothing_sensible_is_told(
+def test_lint_reports_old_opset_and_invalid_values(
     opset: int, body: str, quant: QuantizedTo | None, found: dict[str, dict[str, int]]
 ) -> None:
     zeros = "<float s = {0}, uint8 z = {0}>" if "(x, s" in body else ""
@@ -341,7 +341,7 @@ def test_what_is_old_or_computes_nothing_sensible_is_told(
     assert {name: _lint(told, name) for name in ("errors", "warnings") if _lint(told, name)} == found
 
 
-def test_a_model_that_is_cut_wrongly_is_analyzed_all_the_same() -> None:
+def test_malformed_model_is_analyzed_without_error() -> None:
     text = """g (float[32] x) => (float[32] y) <int64[5] split = {2, 2, 2, 2, 2}, int64[1] joined = {32},
     float[2, 2, 2, 2, 2] s, float[2, 2, 2, 2, 2] t> { a = Mul (x, x) b = Squeeze ()
     s = Reshape (x, split) t = Transpose <perm = [0, 1, 2, 3, 9]> (s) y = Reshape (t, joined) }"""
@@ -352,7 +352,7 @@ def test_a_model_that_is_cut_wrongly_is_analyzed_all_the_same() -> None:
     assert found.result["metadata"]["total_operators"] == 5
 
 
-def test_weights_in_a_file_of_their_own_are_not_read(tmp_path: Path) -> None:
+def test_external_weights_are_not_read(tmp_path: Path) -> None:
     model = graph(
         "g (float[2, 64] x) => (float[2, 64] y) { m = MatMul(x, w) r = Relu(m) y = Gemm(r, w, b) }",
         w=np.ones((64, 64), np.float32),
@@ -371,7 +371,7 @@ def test_weights_in_a_file_of_their_own_are_not_read(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not installed(QNN_EP), reason="onnxruntime-qnn is not installed")
 @pytest.mark.parametrize("quant", [None, QuantizedTo("uint16", "uint8", per_channel=True)])
-def test_a_provider_is_asked_again_about_what_an_optimization_makes(
+def test_provider_is_queried_again_for_optimized_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quant: QuantizedTo | None
 ) -> None:
     model = graph("g (float[4, 512] x) => (float[4, 512] y) { m = Mul(x, c) y = Relu(m) }", c=np.eye(4, 512, dtype="f"))

@@ -49,7 +49,7 @@ _INNER = {
     swapped=st.booleans(),
 )
 @settings(max_examples=25, deadline=None)
-def test_gelu_is_found_in_whatever_order_its_factors_come(
+def test_gelu_is_found_in_any_factor_order(
     scratch: Path, inner: str, factors: list[str], left: bool, swapped: bool
 ) -> None:
     add = "Add(one, f)" if swapped else "Add(f, one)"
@@ -74,12 +74,12 @@ def test_gelu_is_found_in_whatever_order_its_factors_come(
         "e = Div(x, root) f = Erf(e) s = Add(f, one) n = Neg(x) m = Mul(n, s) y = Mul(m, half)",
     ],
 )
-def test_what_is_nearly_a_gelu_is_none(scratch: Path, body: str) -> None:
+def test_near_gelu_is_not_matched(scratch: Path, body: str) -> None:
     model = graph(f"g (float[2, 4] x) => (float[2, 4] y) {_GELU_CONSTANTS} {{ {body} }}")
     assert _count(scratch, model) == {}
 
 
-def test_nodes_whose_results_somebody_else_reads_are_no_pattern(scratch: Path) -> None:
+def test_pattern_with_externally_read_results_is_not_matched(scratch: Path) -> None:
     body = "e = Div(x, root) f = Erf(e) s = Add(f, one) m = Mul(x, s) y = Mul(m, half) z = Neg(f)"
     model = graph(f"g (float[2, 4] x) => (float[2, 4] y, float[2, 4] z) {_GELU_CONSTANTS} {{ {body} }}")
     assert _count(scratch, model) == {}
@@ -93,7 +93,7 @@ def test_nodes_whose_results_somebody_else_reads_are_no_pattern(scratch: Path) -
 @pytest.mark.parametrize(
     ("affine", "nodes"), [("", 0), ("y = Mul(w, d)", 1), ("n = Mul(d, w) y = Add(n, b)", 2)], ids=["bare", "w", "wb"]
 )
-def test_a_layer_normalization_is_found_with_what_follows_it(scratch: Path, root: str, affine: str, nodes: int) -> None:
+def test_layer_norm_is_found_with_scale_and_bias(scratch: Path, root: str, affine: str, nodes: int) -> None:
     body = (
         "m = ReduceMean <axes = [-1]> (x) c = Sub(x, m) p = Pow(c, two) v = ReduceMean <axes = [-1]> (p) "
         f"a = Add(v, epsilon) s = Sqrt(a) {root} {affine or 'y = Neg(d)'}"
@@ -111,7 +111,7 @@ def test_a_layer_normalization_is_found_with_what_follows_it(scratch: Path, root
 
 
 @pytest.mark.parametrize("norm", ["r = Reciprocal(s) n = Mul(x, r)", "n = Div(x, s)", "r = Div(one, s) n = Mul(r, x)"])
-def test_a_root_mean_square_normalization_is_found(scratch: Path, norm: str) -> None:
+def test_rms_norm_is_found(scratch: Path, norm: str) -> None:
     body = f"p = Pow(x, two) v = ReduceMean <axes = [-1]> (p) a = Add(v, one) s = Sqrt(a) {norm} y = Mul(w, n)"
     text = f"g (float[2, 4] x) => (float[2, 4] y) <float two = {{2}}, float one = {{1}}> {{ {body} }}"
     assert _count(scratch, graph(text, 16, w=np.ones(4, np.float32))) == {"RMSNormPattern": 1}
@@ -120,7 +120,7 @@ def test_a_root_mean_square_normalization_is_found(scratch: Path, norm: str) -> 
 @pytest.mark.parametrize("scale", ["t = Mul(s, small)", "t = Div(s, small)", "t = Identity(s)"])
 @pytest.mark.parametrize("mask", ["u = Add(t, mask)", "u = Where(keep, t, small)", None])
 @pytest.mark.parametrize("guard", [True, False])
-def test_attention_is_found_with_and_without_scale_mask_and_guard(
+def test_attention_is_found_with_optional_scale_mask_and_guard(
     scratch: Path, scale: str, mask: str | None, guard: bool
 ) -> None:
     if "Identity" in scale:
@@ -141,7 +141,7 @@ def test_attention_is_found_with_and_without_scale_mask_and_guard(
     assert ("mask" in match.values) == bool(mask)
 
 
-def test_matmul_and_add_need_constants_of_the_right_rank(scratch: Path) -> None:
+def test_matmul_add_requires_constants_of_matching_rank(scratch: Path) -> None:
     text = "g (float[2, 3, 4] x, float[4, 4] z) => (float[2, 3, 4] y) {{ m = MatMul(x, {0}) y = Add(m, {1}) }}"
     w, b, c = (np.ones(dims, np.float32) for dims in ((4, 4), (4,), (3, 4)))
     assert _count(scratch, graph(text.format("w", "b"), w=w, b=b)) == {"MatMulAddPattern": 1}
@@ -152,7 +152,7 @@ def test_matmul_and_add_need_constants_of_the_right_rank(scratch: Path) -> None:
 
 @given(lengths=st.lists(st.integers(1, 4), min_size=1, max_size=3))
 @settings(max_examples=25, deadline=None)
-def test_a_chain_counts_once_however_long_it_is(scratch: Path, lengths: list[int]) -> None:
+def test_transpose_chain_of_any_length_is_one_match(scratch: Path, lengths: list[int]) -> None:
     body, last = [], "x"
     for number, length in enumerate(lengths):
         for step in range(length):
@@ -165,7 +165,7 @@ def test_a_chain_counts_once_however_long_it_is(scratch: Path, lengths: list[int
     assert sorted(len(match.nodes) for match in chains) == sorted(length for length in lengths if length > 1)
 
 
-def test_reshapes_through_many_dimensions_are_found(scratch: Path) -> None:
+def test_high_dimensional_reshape_transpose_reshape_is_found(scratch: Path) -> None:
     up, flat = np.array([1, 2, 4, 2, 4, 3]), np.array([4, 16, 3])
     text = (
         "g (float[1, 8, 8, 3] x) => (float[4, 16, 3] y) { r = Reshape(x, up) "

@@ -38,7 +38,7 @@ def windows(draw: st.DrawFn) -> tuple[list[int], dict[str, object]]:
 
 @given(windows())
 @settings(max_examples=25)
-def test_the_result_stays_what_it_is(drawn: tuple[list[int], dict[str, object]]) -> None:
+def test_counting_padding_preserves_the_result(drawn: tuple[list[int], dict[str, object]]) -> None:
     sizes, attributes = drawn
     model = pooling(sizes, **attributes)
     x = np.random.default_rng(0).standard_normal((1, 4, *sizes)).astype(np.float32)
@@ -49,12 +49,12 @@ def test_the_result_stays_what_it_is(drawn: tuple[list[int], dict[str, object]])
 
 
 @pytest.mark.parametrize("attributes", [{"count_include_pad": 1}, {"ceil_mode": 1}])
-def test_what_is_right_or_not_known_stays(attributes: dict[str, object]) -> None:
+def test_correct_or_unsupported_pooling_is_unchanged(attributes: dict[str, object]) -> None:
     assert not count_padding(pooling([9, 9], kernel_shape=[3, 3], pads=[1, 1, 1, 1], **attributes))
 
 
 @requires_qnn
-def test_the_npu_has_the_averages_of_the_cpu(tmp_path: Path) -> None:
+def test_npu_averages_match_cpu(tmp_path: Path) -> None:
     model = pooling([56, 56], opset=17, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
     x = (np.random.default_rng(0).standard_normal((1, 4, 56, 56)) + 1).astype(np.float32)
     (found,) = loaded(compiled(tmp_path, model)).run(None, {"x": x})

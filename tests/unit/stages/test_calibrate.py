@@ -34,7 +34,7 @@ def ranges_of(result):
     return Ranges.read(result.path).bounds
 
 
-def test_minmax_ranges_are_the_extremes_of_what_the_samples_produce(tmp_path):
+def test_minmax_ranges_are_sample_extremes(tmp_path):
     data = pixels(20)
     bounds = ranges_of(calibrate(tmp_path, image_model(), data, samples=20))
     assert bounds["pixels"] == (data["pixels"].min(), data["pixels"].max())
@@ -50,7 +50,7 @@ def test_every_float_activation_has_a_range(tmp_path):
     assert result.metrics["tensors"] == len(ranges_of(result))
 
 
-def test_no_time_and_no_name_of_this_machine_is_in_the_file(tmp_path):
+def test_ranges_file_has_no_time_and_no_path(tmp_path):
     result = calibrate(tmp_path, image_model(), pixels(2))
     assert result.metrics["calibration_time_seconds"] > 0
     assert set(json.loads(result.content)) == {"format", "method", "from", "ranges", "typical", "channels"}
@@ -62,7 +62,7 @@ def test_no_time_and_no_name_of_this_machine_is_in_the_file(tmp_path):
     method=st.sampled_from(["minmax", "entropy"]),
 )
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_ranges_survive_writing_and_do_not_depend_on_their_order(tmp_path, bounds, method):
+def test_ranges_roundtrip_regardless_of_order(tmp_path, bounds, method):
     path = tmp_path / "ranges.json"
     Ranges(method, bounds, PROVENANCE).write(path)
     content = path.read_bytes()
@@ -83,13 +83,13 @@ def test_ranges_survive_writing_and_do_not_depend_on_their_order(tmp_path, bound
         '{"format":2,"method":"minmax","ranges":{}}',
     ],
 )
-def test_a_file_that_has_no_ranges_is_refused(tmp_path, content):
+def test_invalid_ranges_file_is_refused(tmp_path, content):
     (tmp_path / "ranges.json").write_text(content)
     with pytest.raises(StageError, match="no activation ranges"):
         Ranges.read(tmp_path / "ranges.json")
 
 
-def test_random_data_is_the_same_for_the_same_seed_and_says_that_it_is_random(tmp_path):
+def test_random_data_is_reproducible_per_seed(tmp_path):
     first = calibrate(tmp_path, image_model(), seed=3, samples=4)
     again = calibrate(tmp_path, image_model(), seed=3, samples=4)
     other = calibrate(tmp_path, image_model(), seed=4, samples=4)
@@ -100,7 +100,7 @@ def test_random_data_is_the_same_for_the_same_seed_and_says_that_it_is_random(tm
 
 
 @pytest.mark.parametrize("method", ["entropy", "percentile"])
-def test_entropy_and_percentile_look_for_ranges_inside_those_of_minmax(tmp_path, method):
+def test_entropy_and_percentile_ranges_lie_within_minmax(tmp_path, method):
     data = {"x": np.random.default_rng(0).standard_t(2, (12, 1, 192)).astype(np.float32)}
     widest = ranges_of(calibrate(tmp_path, RELU, data, samples=12))
     found = ranges_of(calibrate(tmp_path, RELU, data, samples=12, calibration_method=method))
@@ -109,7 +109,7 @@ def test_entropy_and_percentile_look_for_ranges_inside_those_of_minmax(tmp_path,
 
 
 @pytest.mark.parametrize("method", ["minmax", "entropy", "percentile"])
-def test_the_order_of_the_samples_does_not_matter(tmp_path, method):
+def test_ranges_do_not_depend_on_sample_order(tmp_path, method):
     # A histogram that grew with the samples would have a million bins, 1000 to 0.001.
     x = np.random.default_rng(0).standard_normal((17, 1, 192)) * np.logspace(-3, 3, 17).reshape(17, 1, 1)
     one, other = (
@@ -120,7 +120,7 @@ def test_the_order_of_the_samples_does_not_matter(tmp_path, method):
 
 
 @pytest.mark.parametrize("method", ["entropy", "percentile"])
-def test_samples_of_different_lengths_have_one_histogram(tmp_path, method):
+def test_samples_of_different_lengths_share_one_histogram(tmp_path, method):
     folder = tmp_path / "data"
     folder.mkdir()
     for length in (3, 5):
@@ -134,7 +134,7 @@ def test_samples_of_different_lengths_have_one_histogram(tmp_path, method):
     ("method", "total", "unit"),
     [("minmax", 10, "samples"), ("percentile", 20, "samples in two passes"), ("entropy", 20, "samples in two passes")],
 )
-def test_progress_tells_how_many_samples_are_done(tmp_path, method, total, unit):
+def test_progress_counts_samples_per_pass(tmp_path, method, total, unit):
     told: list[tuple[int, int | None, str]] = []
     data = {"x": np.ones((12, 1, 4), np.float32)}
     calibrate(tmp_path, RELU, data, calibration_method=method, progress=lambda *words: told.append(words))
@@ -143,7 +143,7 @@ def test_progress_tells_how_many_samples_are_done(tmp_path, method, total, unit)
 
 @pytest.mark.parametrize("mask", [-np.inf, float(np.finfo(np.float32).min)])
 @pytest.mark.parametrize("method", ["minmax", "percentile"])
-def test_a_mask_that_stands_for_infinity_is_measured_as_a_moderate_one(tmp_path, mask, method):
+def test_infinite_mask_is_calibrated_as_moderate_mask(tmp_path, mask, method):
     infinite = calibrate(tmp_path, text_model(mask=mask), token_ids(8), calibration_method=method)
     moderate = calibrate(tmp_path, text_model(mask=-50), token_ids(8), calibration_method=method)
     assert ranges_of(infinite) == ranges_of(moderate)
@@ -152,7 +152,7 @@ def test_a_mask_that_stands_for_infinity_is_measured_as_a_moderate_one(tmp_path,
 
 
 @pytest.mark.parametrize("method", ["minmax", "percentile"])
-def test_nodes_with_infinite_values_inside_of_the_model_stay_in_float(tmp_path, method):
+def test_nodes_with_infinite_activations_stay_in_float(tmp_path, method):
     # As T5 finds buckets of distances: it takes the logarithm of 0, and replaces it.
     model = graph(
         f"""g (float[1, {WIDTH}] x) => (float[1, {WIDTH}] y)
@@ -169,14 +169,14 @@ def test_nodes_with_infinite_values_inside_of_the_model_stay_in_float(tmp_path, 
     assert "MatMul" not in skipped
 
 
-def test_infinity_that_comes_with_the_data_is_refused(tmp_path):
+def test_infinite_data_is_refused(tmp_path):
     data = pixels(4)
     data["pixels"][2, 0, 0] = np.inf
     with pytest.raises(StageError, match="not finite"):
         calibrate(tmp_path, image_model(), data)
 
 
-def test_extremes_that_come_with_the_data_are_counted_by_minmax_and_refused_by_histograms(tmp_path):
+def test_extreme_data_is_counted_by_minmax_and_refused_by_histograms(tmp_path):
     data = pixels(4)
     data["pixels"][2, 0, 0] = -1e31
     assert calibrate(tmp_path, image_model(), data).metrics["extreme_tensors"] >= 1
@@ -184,12 +184,12 @@ def test_extremes_that_come_with_the_data_are_counted_by_minmax_and_refused_by_h
         calibrate(tmp_path, image_model(), data, calibration_method="percentile")
 
 
-def test_a_distribution_that_there_is_not_is_refused(tmp_path):
+def test_unknown_distribution_is_refused(tmp_path):
     with pytest.raises(StageError, match="cauchy"):
         calibrate(tmp_path, image_model(), distribution="cauchy")
 
 
-def test_quantized_compiled_and_half_precision_models_are_refused(tmp_path):
+def test_quantized_compiled_and_fp16_models_are_refused(tmp_path):
     qdq = graph(
         "g (float[2] x) => (float[2] y) <float s = {0.1}, uint8 z = {0}> "
         "{ q = QuantizeLinear (x, s, z) y = DequantizeLinear (q, s, z) }"

@@ -41,7 +41,7 @@ def processor(tmp_path_factory):
     return folder
 
 
-def test_stacked_arrays_files_per_sample_and_arrays_per_input_mean_the_same(tmp_path, data):
+def test_all_array_layouts_give_the_same_ranges(tmp_path, data):
     ids = token_ids(4)
     stacked = calibrate(tmp_path, text_model(), ids)
     for form in ("npz per sample", "npz with batch axis", "npy stacked", "npy per sample"):
@@ -66,7 +66,7 @@ def test_stacked_arrays_files_per_sample_and_arrays_per_input_mean_the_same(tmp_
         assert result.metrics["data"] == form[:3]
 
 
-def test_what_validation_keeps_back_is_left_alone(tmp_path):
+def test_held_out_samples_are_not_calibrated_on(tmp_path):
     data = pixels(6)
     data["pixels"][4:] *= 1000
     result = calibrate(tmp_path, image_model(), data, samples=100, keep_back=2)
@@ -78,7 +78,7 @@ def test_what_validation_keeps_back_is_left_alone(tmp_path):
 
 
 @given(count=st.integers(1, 50), samples=st.integers(1, 60), keep_back=st.integers(0, 60))
-def test_no_sample_serves_both_calibration_and_validation_unless_there_is_but_one(count, samples, keep_back):
+def test_calibration_and_validation_samples_are_disjoint(count, samples, keep_back):
     all_samples = Samples.one_by_one("npz", count, lambda number: {"x": np.array(number)})
     seen = [int(feed["x"]) for feed in all_samples.to_calibrate(samples, keep_back)]
     held_out = [int(feed["x"]) for feed in all_samples.held_out(keep_back)]
@@ -90,14 +90,14 @@ def test_no_sample_serves_both_calibration_and_validation_unless_there_is_but_on
     assert len(seen) == min(samples, count - min(keep_back, count // 2))
 
 
-def test_random_samples_to_validate_on_are_others_than_those_of_calibration():
+def test_random_validation_samples_differ_from_calibration_samples():
     inputs = [TensorSpec("x", "float32", (1, 4))]
     seen = [feed["x"].tobytes() for feed in random_samples(inputs, 5, 0, "uniform")]
     others = [feed["x"].tobytes() for feed in random_samples(inputs, 5, 0, "uniform", purpose="validate")]
     assert len({*seen, *others}) == 10
 
 
-def test_a_dynamic_dimension_takes_the_size_of_the_data(tmp_path, data):
+def test_dynamic_dimension_takes_data_size(tmp_path, data):
     for index, length in enumerate((2, 5, 3)):
         ids = np.arange(length)
         np.savez(data / f"{index}.npz", input_ids=ids, attention_mask=np.ones_like(ids))
@@ -105,7 +105,7 @@ def test_a_dynamic_dimension_takes_the_size_of_the_data(tmp_path, data):
     assert (result.metrics["data"], result.metrics["samples"]) == ("npz", 3)
 
 
-def test_whole_numbers_may_be_of_another_width_but_not_out_of_range(tmp_path):
+def test_integer_width_may_differ_but_values_must_fit(tmp_path):
     ids = token_ids(2)
     narrow = {name: array.astype(np.int32) for name, array in ids.items()}
     assert ranges_of(calibrate(tmp_path, text_model(), narrow)) == ranges_of(calibrate(tmp_path, text_model(), ids))
@@ -113,7 +113,7 @@ def test_whole_numbers_may_be_of_another_width_but_not_out_of_range(tmp_path):
         calibrate(tmp_path, text_model(), {name: array + 0.5 for name, array in ids.items()})
 
 
-def test_text_goes_through_the_tokenizer_padded_and_cut_to_the_length_of_the_model(tmp_path, data, processor):
+def test_text_is_tokenized_padded_and_truncated_to_model_length(tmp_path, data, processor):
     (data / "texts.txt").write_text("red fish\n\nblue bird sings and swims and sings and swims\n", encoding="utf-8")
     by_text = calibrate(tmp_path, text_model(), data, processor)
     red_fish = [WORDS.index(word) for word in ("red", "fish")]
@@ -126,7 +126,7 @@ def test_text_goes_through_the_tokenizer_padded_and_cut_to_the_length_of_the_mod
     assert ranges_of(by_text) == ranges_of(calibrate(tmp_path, text_model(), arrays))
 
 
-def test_a_column_of_texts_means_the_same_as_lines_of_text_and_a_second_one_is_added_to_it(data, processor):
+def test_text_columns_equal_text_lines_and_form_pairs(data, processor):
     inputs = [TensorSpec(name, "int64", (1, 6)) for name in ("input_ids", "attention_mask")]
     rows = [{"sentence": "red fish", "other": "sings"}, {"sentence": "blue bird", "other": "swims"}]
     (data / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
@@ -141,7 +141,7 @@ def test_a_column_of_texts_means_the_same_as_lines_of_text_and_a_second_one_is_a
     assert pairs[0]["input_ids"][0, :3].tolist() == [WORDS.index(word) for word in ("red", "fish", "sings")]
 
 
-def test_ranges_say_what_they_come_from_and_the_same_samples_leave_the_same(tmp_path, data):
+def test_ranges_record_provenance_of_samples(tmp_path, data):
     ids = token_ids(4)
     stacked = calibrate(tmp_path, text_model(), ids)
     provenance = Ranges.read(stacked.path).provenance
@@ -157,7 +157,7 @@ def test_ranges_say_what_they_come_from_and_the_same_samples_leave_the_same(tmp_
     assert (random.data, random.seed, random.distribution) == ("random", 3, "normal")
 
 
-def test_a_seed_chooses_among_the_samples_that_are_not_kept_back():
+def test_seed_selects_among_samples_not_held_out():
     samples = Samples.one_by_one("npz", 50, lambda number: {"x": np.array(number)})
     chosen = {seed: samples.to_calibrate(5, 10, seed).numbers for seed in range(20)}
     assert all(len(numbers) == 5 and max(numbers) < 40 for numbers in chosen.values())
@@ -168,7 +168,7 @@ def test_a_seed_chooses_among_the_samples_that_are_not_kept_back():
     assert list(samples.to_calibrate(99, 10, 1).numbers) == list(range(40))
 
 
-def test_text_needs_a_tokenizer_that_makes_all_inputs(tmp_path, data, processor):
+def test_text_requires_tokenizer_that_makes_all_inputs(tmp_path, data, processor):
     (data / "texts.txt").write_text("red fish\n", encoding="utf-8")
     with pytest.raises(StageError, match="without a tokenizer"):
         calibrate(tmp_path, text_model(), data)
@@ -200,7 +200,7 @@ def test_arrays_that_do_not_fit_the_model_are_refused(tmp_path, arrays, message)
         calibrate(tmp_path, text_model(), arrays)
 
 
-def test_files_that_are_no_data_are_refused(tmp_path, data):
+def test_unreadable_data_files_are_refused(tmp_path, data):
     with pytest.raises(StageError, match="no file"):
         calibrate(tmp_path, image_model(), data)
     (data / "notes.md").write_text("none")
@@ -215,7 +215,7 @@ def test_files_that_are_no_data_are_refused(tmp_path, data):
         calibrate(tmp_path, text_model(), data)
 
 
-def test_data_that_only_pickle_could_read_is_refused(tmp_path, data):
+def test_pickled_data_is_refused(tmp_path, data):
     np.savez(data / "pixels.npz", pixels=np.array([{"code": "runs"}], dtype=object))
     with pytest.raises(StageError, match="Python objects"):
         calibrate(tmp_path, image_model(), data)

@@ -51,7 +51,7 @@ def beside(models, tmp_path_factory):
     return compiled(tmp_path_factory.mktemp("beside"), models.w8a8)
 
 
-def test_a_quantized_model_becomes_one_partition_with_its_binary_beside_it(models, beside):
+def test_quantized_model_becomes_one_partition_with_external_binary(models, beside):
     files = beside.files()
     assert files.keys() == {"compiled.onnx", "compiled_qnn.bin"}
     metrics = beside.metrics
@@ -64,18 +64,18 @@ def test_a_quantized_model_becomes_one_partition_with_its_binary_beside_it(model
     assert said(onnx.load(beside.outputs / "model" / "compiled.onnx")) == said(onnx.load(models.w8a8))
 
 
-def test_bytes_are_the_same_from_another_folder_name_hash_seed_and_compiler(models, beside, tmp_path):
+def test_bytes_do_not_depend_on_folder_name_hash_seed_or_compiler(models, beside, tmp_path):
     files, config = {"model": {"renamed.onnx": models.w8a8}}, compile_config(compiler="ort_session")
     assert run_stage(COMPILE, tmp_path / "elsewhere" / "x", config, files, hash_seed=7).files() == beside.files()
 
 
-def test_no_path_of_this_machine_is_in_the_bytes(beside):
+def test_compiled_files_contain_no_local_path(beside):
     for content in beside.files().values():
         assert str(beside.outputs.parent).encode() not in content
         assert b"site-packages" not in content
 
 
-def test_weights_in_a_file_beside_the_model_are_found(models, beside, tmp_path):
+def test_external_weights_are_found(models, beside, tmp_path):
     model = tmp_path / "source" / "external.onnx"
     model.parent.mkdir()
     onnx.save_model(
@@ -87,7 +87,7 @@ def test_weights_in_a_file_beside_the_model_are_found(models, beside, tmp_path):
     assert {**outcome.metrics, "compile_time_seconds": 0} == {**beside.metrics, "compile_time_seconds": 0}
 
 
-def test_a_shape_computed_in_the_graph_does_not_split_a_float_model_and_a_binary_can_be_embedded(tmp_path):
+def test_computed_shape_does_not_split_and_context_can_be_embedded(tmp_path):
     model = describe(small_network(computed_shape=True))
     outcome = compiled(tmp_path, model, embed_context=True)
     assert (outcome.metrics["ep_context_partitions"], outcome.metrics["nodes_on_cpu"]) == (1, {})
@@ -96,7 +96,7 @@ def test_a_shape_computed_in_the_graph_does_not_split_a_float_model_and_a_binary
     assert said(onnx.load(outcome.outputs / "model" / "compiled.onnx")) == said(model)
 
 
-def test_an_option_file_reaches_the_compiler_and_what_it_leaves_to_the_cpu_is_named(models, tmp_path):
+def test_option_file_is_applied_and_cpu_nodes_are_listed(models, tmp_path):
     affinity = tmp_path / "affinity.json"
     affinity.write_text('{"op_type": {"Conv": "cpu"}}')
     inputs = {"model": {"m.onnx": models.w8a8}, "option_files": {"op_affinity/affinity.json": affinity}}
@@ -112,7 +112,7 @@ def test_an_option_file_reaches_the_compiler_and_what_it_leaves_to_the_cpu_is_na
     ("options", "words"),
     [({"soc_model": "99999"}, "cannot compile"), ({"enable_htp_fp16_precision": "1"}, "soc_model")],
 )
-def test_what_cannot_be_compiled_fails_with_a_sentence_and_no_file(models, tmp_path, options, words):
+def test_compile_failure_gives_one_sentence_and_no_file(models, tmp_path, options, words):
     outcome = compiled(tmp_path, models.w8a8, options)
     assert words in outcome.error
     assert outcome.advice
@@ -133,9 +133,7 @@ def test_what_cannot_be_compiled_fails_with_a_sentence_and_no_file(models, tmp_p
         ),
     ],
 )
-def test_what_is_refused_takes_no_compiler_and_no_process_compiles_twice(
-    tmp_path, monkeypatch, batch, fields, words, advice
-):
+def test_refusal_precedes_compiler_and_process_compiles_only_once(tmp_path, monkeypatch, batch, fields, words, advice):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("winml_dag.stages.compiler._used", False)
     Path("model").mkdir()
@@ -149,7 +147,7 @@ def test_what_is_refused_takes_no_compiler_and_no_process_compiles_twice(
         run(config, workspace)
 
 
-def test_a_model_of_which_qnn_takes_nothing_names_its_operators_and_no_other_precision(tmp_path):
+def test_unsupported_model_lists_its_operators(tmp_path):
     model = graph(
         """g (float[1, 4] x) => (float[1, 4] y) <int64 n = {3}, bool go = {1}> {
         y = Loop (n, go, x) <body = inner (int64 i, bool c, float[1, 4] v) => (bool d, float[1, 4] w)
@@ -163,7 +161,7 @@ def test_a_model_of_which_qnn_takes_nothing_names_its_operators_and_no_other_pre
 
 
 @pytest.mark.parametrize("compiler", ["ort", "ort_session"])
-def test_weights_of_an_if_are_in_the_compiled_model_wherever_they_lie(tmp_path, compiler):
+def test_if_branch_weights_are_compiled_wherever_stored(tmp_path, compiler):
     random = np.random.default_rng(0)
     shared, outer, inner = (random.normal(size=(8, 8)).astype(np.float32) for _ in range(3))
     model = graph(
@@ -190,7 +188,7 @@ def test_weights_of_an_if_are_in_the_compiled_model_wherever_they_lie(tmp_path, 
         np.testing.assert_allclose(on_npu.run(None, feeds)[0], outputs(model, feeds)[0], rtol=0.02, atol=0.2)
 
 
-def test_an_output_that_is_listed_twice_is_so_in_the_compiled_model(models, tmp_path):
+def test_duplicate_output_is_kept(models, tmp_path):
     model = onnx.load(models.w8a8)
     model.graph.output.append(model.graph.output[0])
     session = loaded(compiled(tmp_path, model))
@@ -200,7 +198,7 @@ def test_an_output_that_is_listed_twice_is_so_in_the_compiled_model(models, tmp_
     np.testing.assert_array_equal(one, other)
 
 
-def test_an_operator_in_float16_that_has_to_be_replaced_can_stay_in_float32(tmp_path):
+def test_float16_operator_failure_advises_float32_exclusion(tmp_path):
     text = (
         "(float16[2, 8] x, float16[8, 8] w) => (float16[2, 8] y) { a = MatMul(x, w) b = Softsign(a) y = MatMul(b, w) }"
     )
@@ -211,7 +209,7 @@ def test_an_operator_in_float16_that_has_to_be_replaced_can_stay_in_float32(tmp_
     assert "quant.fp16_op_block_list" in outcome.advice
 
 
-def test_a_compiled_model_that_onnxruntime_cannot_load_back_says_why_and_what_helps(tmp_path):
+def test_unloadable_compiled_model_reports_cause_and_advice(tmp_path):
     # QNN supports up to five dimensions, so the Unsqueeze stays on the CPU, between conversions.
     model = graph(
         """g (float[1, 4, 8, 8] x) => (float[1, 1, 4, 1, 8, 8] y)
@@ -230,7 +228,7 @@ def test_a_compiled_model_that_onnxruntime_cannot_load_back_says_why_and_what_he
     assert "quant.nodes_to_exclude" in raised.value.advice
 
 
-def test_a_compiler_that_compiled_nothing_has_failed_whatever_it_says(models):
+def test_missing_compiled_model_is_a_failure(models):
     for path, words in (
         (models.w8a8.with_name("none.onnx"), "no compiled model"),
         (models.w8a8, "no part of the model"),
@@ -266,7 +264,7 @@ def shared(pair, tmp_path_factory):
     return _run(pair, tmp_path_factory.mktemp("shared"))
 
 
-def test_models_share_one_binary_that_has_the_graphs_of_all_and_keep_their_metadata(pair, shared):
+def test_shared_models_have_one_binary_and_keep_metadata(pair, shared):
     files = shared.files()
     assert files.keys() == {"model_0.onnx", "model_1.onnx", "model_0_qnn.bin"}
     folder = shared.outputs / "model"
@@ -281,12 +279,12 @@ def test_models_share_one_binary_that_has_the_graphs_of_all_and_keep_their_metad
         assert said(onnx.load(folder / f"model_{number}.onnx")) == said(onnx.load(model))
 
 
-def test_bytes_are_the_same_in_another_folder_and_the_order_of_models_matters(pair, shared, tmp_path):
+def test_shared_bytes_depend_on_model_order_not_folder(pair, shared, tmp_path):
     assert _run(pair, tmp_path / "again").files() == shared.files()
     assert _run(pair[::-1], tmp_path / "other").files() != shared.files()
 
 
-def test_an_error_says_of_which_model_it_is(pair, tmp_path):
+def test_error_names_the_failed_model(pair, tmp_path):
     model = onnx.load(pair[1])
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "N"
     onnx.save(model, tmp_path / "open.onnx")
@@ -295,7 +293,7 @@ def test_an_error_says_of_which_model_it_is(pair, tmp_path):
 
 
 @pytest.mark.skipif(is_arm(), reason="here is the device")
-def test_the_final_models_refer_to_the_one_binary_by_its_final_name(shared, tmp_path):
+def test_finalized_models_reference_shared_binary_by_final_name(shared, tmp_path):
     folder = shared.outputs / "model"
     inputs = {"model": {name: folder / name for name in shared.files()}}
     config = {"files": ["short.onnx", "long.onnx"], "compile": {"require_full_offload": True}}
@@ -312,7 +310,7 @@ def test_the_final_models_refer_to_the_one_binary_by_its_final_name(shared, tmp_
                 measured_on(find_built_model(done.outputs / "model" / name), ep, None)
 
 
-def test_a_binary_of_one_model_is_not_shared_whatever_it_is_called(pair, tmp_path):
+def test_single_model_binary_is_not_treated_as_shared(pair, tmp_path):
     folder = compiled(tmp_path / "alone", pair[0]).outputs / "model"
     (tmp_path / "my_shared_qnn.bin").write_bytes((folder / "compiled_qnn.bin").read_bytes())
     write_renamed(folder / "compiled.onnx", tmp_path / "my.onnx", {"compiled_qnn.bin": "my_shared_qnn.bin"})

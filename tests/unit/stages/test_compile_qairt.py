@@ -76,7 +76,7 @@ def sdk(answer, tmp_path) -> Path:
     return root
 
 
-def test_the_tools_are_called_and_what_they_give_runs(models, sdk, tmp_path, monkeypatch, capsys) -> None:
+def test_qairt_tools_are_run_and_their_output_is_loadable(models, sdk, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
 
     def compile_(sdk: Path, code: int = 0) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def test_the_tools_are_called_and_what_they_give_runs(models, sdk, tmp_path, mon
         (("--qnn-sdk-root", "{sdk}", "--device", "gpu"), "on the npu, not for"),
     ],
 )
-def test_what_cannot_be_done_is_refused_before_anything_runs(models, sdk, tmp_path, capsys, arguments, words) -> None:
+def test_invalid_setup_is_refused_before_tools_run(models, sdk, tmp_path, capsys, arguments, words) -> None:
     given = [argument.format(sdk=sdk) for argument in arguments]
     model = shutil.copy(models.w8a16, tmp_path / "m.onnx")
     arguments = ["compile", "-m", str(model), "--ep", "qnn", "--compiler", "qairt", *given]
@@ -151,7 +151,7 @@ def test_what_cannot_be_done_is_refused_before_anything_runs(models, sdk, tmp_pa
     assert not (sdk / "calls.jsonl").exists()
 
 
-def test_an_sdk_has_the_python_in_its_folder(sdk) -> None:
+def test_sdk_python_is_found_in_its_folder(sdk) -> None:
     assert find_sdk(sdk).python is None
     (sdk / "venv" / "bin").mkdir(parents=True)
     (sdk / "venv" / "bin" / "python").touch()

@@ -17,7 +17,7 @@ FORMED = next(name for name, capability in CATALOG.items() if capability.makes)
 FORMLESS = next(name for name, capability in CATALOG.items() if not capability.makes)
 
 
-def test_what_a_search_begins_with_is_what_it_writes_when_nothing_is_discovered(tmp_path: Path) -> None:
+def test_empty_discovery_equals_initial_file(tmp_path: Path) -> None:
     Discovered.of((), standard_domain_only=True).write(tmp_path / optimize.FILE)
     assert (tmp_path / optimize.FILE).read_bytes() == optimize.NOTHING.read_bytes()
     assert Discovered.read(optimize.NOTHING) == Discovered()
@@ -25,7 +25,7 @@ def test_what_a_search_begins_with_is_what_it_writes_when_nothing_is_discovered(
 
 @settings(deadline=None, max_examples=30)
 @given(st.sets(st.sampled_from(sorted(CATALOG))), st.booleans())
-def test_reading_gives_what_was_written(tmp_path_factory: pytest.TempPathFactory, names: set[str], only: bool) -> None:
+def test_discovered_roundtrips(tmp_path_factory: pytest.TempPathFactory, names: set[str], only: bool) -> None:
     path = tmp_path_factory.mktemp("discovered") / optimize.FILE
     found = Discovered.of(names, standard_domain_only=only)
     found.write(path)
@@ -33,13 +33,13 @@ def test_reading_gives_what_was_written(tmp_path_factory: pytest.TempPathFactory
     assert found.capabilities == names
 
 
-def test_the_form_counts_only_where_a_capability_has_several() -> None:
+def test_standard_domain_only_needs_capability_with_several_forms() -> None:
     assert Discovered.of([FORMED], standard_domain_only=True).standard_domain_only
     assert not Discovered.of([FORMLESS], standard_domain_only=True).standard_domain_only
 
 
 @pytest.mark.parametrize("text", ["[]", '{"gelu_fusion": false}', '{"gelu_fusion": 1}'])
-def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
+def test_invalid_file_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / optimize.FILE).write_text(text)
     with pytest.raises(StageError, match="capabilities that are true"):
         Discovered.read(tmp_path / optimize.FILE)

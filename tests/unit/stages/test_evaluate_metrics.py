@@ -41,7 +41,7 @@ CASES: dict[str, Any] = json.loads(Path(__file__).with_name("metric_cases.json")
 
 
 @pytest.mark.parametrize("case", CASES["classes"])
-def test_classification_is_counted_as_scikit_learn_does(case: dict[str, Any]) -> None:
+def test_classification_metrics_match_scikit_learn(case: dict[str, Any]) -> None:
     truth, scores = np.array(case["truth"]), np.array(case["scores"])
     found = scores.argmax(1)
     among = (scores > scores[np.arange(len(truth)), truth][:, None]).sum(1) < 5
@@ -61,14 +61,14 @@ def test_classification_is_counted_as_scikit_learn_does(case: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("case", CASES["correlations"])
-def test_correlations_are_those_of_scipy(case: dict[str, Any]) -> None:
+def test_correlations_match_scipy(case: dict[str, Any]) -> None:
     outcomes = np.column_stack([case["first"], case["second"]])
     assert pearson("pearson", 0, 1).value(outcomes) == pytest.approx(case["pearson"])
     assert spearman("spearman", 0, 1).value(outcomes) == pytest.approx(case["spearman"])
 
 
 @pytest.mark.parametrize("case", CASES["tags"])
-def test_entities_are_those_of_seqeval(case: dict[str, Any]) -> None:
+def test_entity_metrics_match_seqeval(case: dict[str, Any]) -> None:
     pairs = [(entities(true), entities(found)) for true, found in zip(case["true"], case["found"], strict=True)]
     outcomes = np.array([[len(true & found), len(found), len(true)] for true, found in pairs], np.float64)
     assert ratio("precision", [0], [1]).value(outcomes) == pytest.approx(case["precision"])
@@ -77,7 +77,7 @@ def test_entities_are_those_of_seqeval(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("case", CASES["mcnemar"])
-def test_the_test_of_mcnemar_is_the_binomial_test_of_scipy(case: dict[str, Any]) -> None:
+def test_mcnemar_matches_scipy_binomial_test(case: dict[str, Any]) -> None:
     assert mcnemar(case["one"], case["other"]) == pytest.approx(case["p_value"])
 
 
@@ -93,19 +93,19 @@ def test_the_test_of_mcnemar_is_the_binomial_test_of_scipy(case: dict[str, Any])
         ("Paris Paris", ["Paris"], 0.0, 2 / 3),
     ],
 )
-def test_answers_are_compared_as_squad_does(answer: str, truths: list[str], exact: float, f1: float) -> None:
+def test_answer_metrics_match_squad(answer: str, truths: list[str], exact: float, f1: float) -> None:
     assert exact_match(answer, truths) == exact
     assert answer_f1(answer, truths) == pytest.approx(f1)
 
 
 @given(st.integers(1, 400).flatmap(lambda of: st.tuples(st.integers(0, of), st.just(of))))
-def test_the_interval_of_a_share_has_it_inside(counts: tuple[int, int]) -> None:
+def test_wilson_interval_contains_the_share(counts: tuple[int, int]) -> None:
     low, high = wilson(*counts)
     assert 0 <= low <= counts[0] / counts[1] <= high <= 1
 
 
 @pytest.mark.parametrize("metric", [share("accuracy", 0), Metric("mean", lambda outcomes: float(outcomes.mean()))])
-def test_a_model_that_is_mostly_wrong_differs_from_one_that_is_mostly_right(metric: Metric) -> None:
+def test_difference_of_poor_and_good_model_is_significant(metric: Metric) -> None:
     good, bad = (np.array([[float(at % 10 != digit)] for at in range(60)]) for digit in (0, 1))
     bad[:40] = 0
     found = difference(metric, bad, good)
@@ -118,7 +118,7 @@ def test_a_model_that_is_mostly_wrong_differs_from_one_that_is_mostly_right(metr
     assert (same.value, same.low, same.high, same.significant) == (0.0, 0.0, 0.0, False)
 
 
-def test_an_interval_narrows_with_more_samples_and_is_the_same_every_time() -> None:
+def test_interval_narrows_with_samples_and_is_reproducible() -> None:
     rng = np.random.default_rng(0)
     rows = np.column_stack([np.arange(400) % 7, np.arange(400) % 7 + rng.normal(size=400)]).astype(np.float64)
     few, many = (estimate(spearman("spearman", 0, 1), rows[:count]) for count in (40, 400))
@@ -127,7 +127,7 @@ def test_an_interval_narrows_with_more_samples_and_is_the_same_every_time() -> N
     assert (few.high or 0) - (few.low or 0) > (many.high or 0) - (many.low or 0) > 0
 
 
-def test_what_is_always_the_same_correlates_with_nothing() -> None:
+def test_constant_values_have_no_correlation() -> None:
     """Even where the mean of equal values of 0.1 is not 0.1."""
     for count in (3, 7, 10, 77):
         rising, same, other = np.arange(count) ** 2.0, np.full(count, 0.1), np.full(count, 0.3)
@@ -135,7 +135,7 @@ def test_what_is_always_the_same_correlates_with_nothing() -> None:
             assert math.isnan(pearson("pearson", 0, 1).value(np.column_stack(columns)))
 
 
-def test_what_is_not_defined_is_null_and_not_a_number() -> None:
+def test_undefined_metrics_are_null() -> None:
     same = np.ones((5, 2))
     found = estimate(pearson("pearson", 0, 1), same)
     assert (found.value, found.low, found.high) == (None, None, None)
@@ -175,7 +175,7 @@ def texts(draw: st.DrawFn) -> Texts:
 
 @given(texts(), st.floats(-1e6, 1e6) | st.just(np.nan))
 @settings(max_examples=50)
-def test_what_stands_at_padding_changes_no_figure_and_every_word_is_one_decision(given_texts: Texts, at: float) -> None:
+def test_padding_is_ignored_and_each_token_is_one_decision(given_texts: Texts, at: float) -> None:
     masks, figures = given_texts.masks, given_texts.figures()
     padded = given_texts.figures(noise=at)
     assert padded.to_json() == figures.to_json()
@@ -191,7 +191,7 @@ def test_what_stands_at_padding_changes_no_figure_and_every_word_is_one_decision
 
 @given(texts(), st.data())
 @settings(max_examples=50)
-def test_the_order_of_samples_does_not_matter(given_texts: Texts, data: st.DataObject) -> None:
+def test_sample_order_does_not_matter(given_texts: Texts, data: st.DataObject) -> None:
     order = data.draw(st.permutations(range(len(given_texts.masks))))
     shuffled = Texts(
         *([values[i] for i in order] for values in (given_texts.masks, given_texts.reference, given_texts.candidate))
@@ -201,7 +201,7 @@ def test_the_order_of_samples_does_not_matter(given_texts: Texts, data: st.DataO
     assert one.read.cosine == pytest.approx(other.read.cosine)
 
 
-def test_an_output_of_one_number_has_no_cosine_of_a_sample_and_integers_are_counted_that_are_the_same() -> None:
+def test_single_number_output_has_no_sample_cosine_and_integers_are_counted() -> None:
     values = [[np.array([[number]], np.float32)] for number in (1.0, -2.0)]
     (figures,) = measure(["score"], [{}, {}], values, values, ())
     assert (figures.cosine, figures.lowest_cosine, figures.exact) == (1.0, None, None)
@@ -209,7 +209,7 @@ def test_an_output_of_one_number_has_no_cosine_of_a_sample_and_integers_are_coun
     assert integers.exact == Agreement(3, 4)
 
 
-def test_two_axes_of_equal_lengths_by_chance_are_no_padding() -> None:
+def test_equal_axis_lengths_are_not_mistaken_for_padding() -> None:
     """The embedding of a text has as many features as the text has tokens."""
     feed = {"attention_mask": np.array([[1, 0, 0]])}
     reference, candidate = np.array([[1, 2, 3]], np.float32), np.array([[1, 2, 4]], np.float32)
@@ -217,7 +217,7 @@ def test_two_axes_of_equal_lengths_by_chance_are_no_padding() -> None:
     assert figures.max_abs_error == 1.0
 
 
-def test_the_quality_of_a_model_is_that_of_its_worst_output_and_all_decisions() -> None:
+def test_quality_is_that_of_worst_output_and_all_decisions() -> None:
     good, bad = np.array([[1, 2, 3]], np.float32), np.array([[3, 2, 1]], np.float32)
     names = ["a_logits", "b_logits"]
     figures = measure(names, [{}], [[good, good]], [[good, bad]], names)
@@ -226,7 +226,7 @@ def test_the_quality_of_a_model_is_that_of_its_worst_output_and_all_decisions() 
     assert found.cosine == pytest.approx(10 / 14, abs=1e-5)
 
 
-def test_every_precision_has_its_bounds_and_no_other_has() -> None:
+def test_every_precision_has_cosine_bounds() -> None:
     pairs = product(get_args(WeightType), get_args(IntegerType))
     quants = [Quant(weight_type=weight, activation_type=activation) for weight, activation in pairs]
     quants += [
@@ -239,7 +239,7 @@ def test_every_precision_has_its_bounds_and_no_other_has() -> None:
         assert MINIMUM_COSINE[name] < usual < 1 or (name == "fp16" and MINIMUM_COSINE[name] == usual)
 
 
-def test_what_to_try_instead_is_a_precision_with_a_higher_bound() -> None:
+def test_suggested_precision_has_a_higher_bound() -> None:
     for name in USUAL_COSINE:
         advice = what_to_try(name, calibrated_on=None, measured_on="npz")
         if advice:

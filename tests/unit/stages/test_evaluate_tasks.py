@@ -55,9 +55,7 @@ def sentence(most: int = 8) -> str:
 
 
 @pytest.mark.parametrize("batch", [1, "batch", 4])
-def test_the_accuracy_on_texts_is_the_share_of_labels_that_the_model_finds(
-    tmp_path: Path, processor: Path, batch: int | str
-) -> None:
+def test_text_accuracy_is_share_of_correct_labels(tmp_path: Path, processor: Path, batch: int | str) -> None:
     good, poor = table(3), table(3, seed=1)
     texts = [sentence() for _ in range(30)]
     ids = [[row_of(word) for word in ("[CLS]", *text.split(), "[SEP]")] for text in texts]
@@ -81,7 +79,7 @@ def test_the_accuracy_on_texts_is_the_share_of_labels_that_the_model_finds(
     assert (report["samples"], report["of"], report["data"]) == (30, 30, "dataset")
 
 
-def test_rows_may_have_the_models_inputs_and_labels_of_any_name(tmp_path: Path) -> None:
+def test_rows_may_hold_model_inputs_and_any_label_column(tmp_path: Path) -> None:
     weights = table(8)[:6]
     rows = np.random.default_rng(2).normal(size=(40, 6)).astype(np.float32)
     scores = rows @ weights
@@ -99,7 +97,7 @@ def test_rows_may_have_the_models_inputs_and_labels_of_any_name(tmp_path: Path) 
     assert report["metrics"]["accuracy"]["reference"] is None
 
 
-def test_arrays_may_have_labels_beside_the_models_inputs(tmp_path: Path) -> None:
+def test_arrays_may_hold_labels_beside_inputs(tmp_path: Path) -> None:
     weights = table(3)[:4]
     x = np.random.default_rng(4).normal(size=(20, 4)).astype(np.float32)
     labels = np.arange(20) % 3
@@ -119,7 +117,7 @@ def test_arrays_may_have_labels_beside_the_models_inputs(tmp_path: Path) -> None
     assert value(found, "accuracy") == pytest.approx(right.mean(), abs=1e-5)
 
 
-def test_images_are_labelled_by_their_folders(tmp_path: Path) -> None:
+def test_images_are_labelled_by_folder(tmp_path: Path) -> None:
     from PIL import Image
     from transformers import ViTImageProcessor
 
@@ -147,7 +145,7 @@ def test_images_are_labelled_by_their_folders(tmp_path: Path) -> None:
     assert (value(report, "accuracy"), report["data"]) == (pytest.approx(8 / 9, abs=1e-5), "images")
 
 
-def test_entities_are_counted_without_padding_and_words_that_have_no_tag(tmp_path: Path, tagger: Path) -> None:
+def test_entity_metrics_skip_padding_and_untagged_words(tmp_path: Path, tagger: Path) -> None:
     rows = table(3)
     # Padding would be an entity if it were read.
     rows[row_of("[PAD]")] = [0, 9, 0]
@@ -169,9 +167,7 @@ def test_entities_are_counted_without_padding_and_words_that_have_no_tag(tmp_pat
     assert report["metrics"]["entity_f1"]["candidate"]["interval"] == "bootstrap"
 
 
-def test_tags_that_name_no_entities_are_counted_as_they_are_and_words_behind_the_cut_not(
-    tmp_path: Path, processor: Path
-) -> None:
+def test_plain_tags_are_counted_and_truncated_words_skipped(tmp_path: Path, processor: Path) -> None:
     rows = table(3)
     data = [{"words": text, "tags": " ".join("good" for _ in text.split())} for text in (sentence() for _ in range(4))]
     model = text_model(tmp_path / "m.onnx", rows, ["logits"])
@@ -187,7 +183,7 @@ def test_tags_that_name_no_entities_are_counted_as_they_are_and_words_behind_the
     assert (value(report, "token_accuracy"), report["full_texts"]) == (1.0, 1)
 
 
-def test_a_model_that_gives_no_numbers_is_right_about_nothing(tmp_path: Path, processor: Path, tagger: Path) -> None:
+def test_nan_scores_are_always_wrong(tmp_path: Path, processor: Path, tagger: Path) -> None:
     """Neither that no word is an entity, nor that there is no answer: NaN used as a score looks like that."""
     rows = np.full_like(table(3), np.nan)
     tags = evaluate(
@@ -208,7 +204,7 @@ def test_a_model_that_gives_no_numbers_is_right_about_nothing(tmp_path: Path, pr
     assert (value(answers, "exact_match"), value(answers, "f1")) == (0, 0)
 
 
-def test_an_answer_is_found_in_whatever_window_it_is(tmp_path: Path, processor: Path) -> None:
+def test_answer_is_found_in_any_window(tmp_path: Path, processor: Path) -> None:
     rows = np.zeros((len(table(1)), 2), np.float32)
     rows[row_of("w7")] = [5, 0]
     rows[row_of("w8")] = [0, 5]
@@ -224,7 +220,7 @@ def test_an_answer_is_found_in_whatever_window_it_is(tmp_path: Path, processor: 
     assert value(report, "f1") == pytest.approx((1 + 1 + 2 * 2 / 5) / 3, abs=1e-5)
 
 
-def test_a_question_may_have_no_answer(tmp_path: Path, processor: Path) -> None:
+def test_question_may_have_no_answer(tmp_path: Path, processor: Path) -> None:
     rows = np.zeros((len(table(1)), 2), np.float32)
     rows[row_of("w7")] = [5, 5]
     rows[row_of("[CLS]")] = [2, 2]
@@ -239,9 +235,7 @@ def test_a_question_may_have_no_answer(tmp_path: Path, processor: Path) -> None:
 
 
 @pytest.mark.parametrize("pooling", [None, "mean", "cls"])
-def test_the_similarity_of_texts_is_that_of_their_embeddings(
-    tmp_path: Path, processor: Path, pooling: str | None
-) -> None:
+def test_text_similarity_uses_embeddings(tmp_path: Path, processor: Path, pooling: str | None) -> None:
     rows = table(6)
     rows[row_of("[PAD]")] = 100
     pairs = [(sentence(), sentence()) for _ in range(20)]
@@ -297,7 +291,7 @@ X = np.zeros((2, 2), np.float32)
         (X, {}, "only one .npz file can have them"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(tmp_path: Path, data: Any, fields: dict[str, Any], message: str) -> None:
+def test_unsuitable_data_is_refused_by_name(tmp_path: Path, data: Any, fields: dict[str, Any], message: str) -> None:
     model = linear_model(tmp_path / "m.onnx", np.ones((2, 3), np.float32))
     if not isinstance(data, list):
         file = tmp_path / ("data.npz" if isinstance(data, dict) else "data.npy")
@@ -308,7 +302,7 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path: Path, data: Any, fields:
     assert message in str(caught.value)
 
 
-def test_labels_are_numbers_in_any_form_and_names_in_any_case(tmp_path: Path) -> None:
+def test_labels_accept_any_number_form_and_case(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"id2label": {"0": "NEGATIVE", "1": "POSITIVE"}}))
     labels = Labels.of(None, tmp_path)
     assert [labels.number(one, "row 0") for one in (1, 1.0, True, "1", "positive", "POSITIVE ")] == [1] * 6
@@ -317,7 +311,7 @@ def test_labels_are_numbers_in_any_form_and_names_in_any_case(tmp_path: Path) ->
         labels.number("neutral", "row 3")
 
 
-def test_without_data_random_inputs_are_compared_also_in_batches(tmp_path: Path) -> None:
+def test_random_inputs_are_compared_without_data_in_batches_too(tmp_path: Path) -> None:
     model = linear_model(tmp_path / "m.onnx", table(8)[:6], batch="batch")
     alone, together = (evaluate(tmp_path, model, None, samples=7, batch_size=size, reference=model) for size in (1, 3))
     assert alone == together
@@ -325,7 +319,7 @@ def test_without_data_random_inputs_are_compared_also_in_batches(tmp_path: Path)
     assert (alone["data"], alone["of"]) == ("random", None)
 
 
-def test_what_is_no_number_in_the_reference_is_left_out_and_told(tmp_path: Path) -> None:
+def test_nan_reference_values_are_skipped_and_counted(tmp_path: Path) -> None:
     rows = table(3)[:4]
     rows[0, 0] = np.nan
     model = linear_model(tmp_path / "m.onnx", rows)
@@ -334,7 +328,7 @@ def test_what_is_no_number_in_the_reference_is_left_out_and_told(tmp_path: Path)
     assert (output["cosine"], output["nan_count"], output["reference_nan_count"]) == (1.0, 0, 5)
 
 
-def test_either_model_may_take_several_samples_at_once(tmp_path: Path) -> None:
+def test_models_may_have_different_batch_sizes(tmp_path: Path) -> None:
     weights = table(3)[:4]
     rows = np.random.default_rng(5).normal(size=(7, 4)).astype(np.float32)
     labels = (rows @ weights).argmax(1)
@@ -346,7 +340,7 @@ def test_either_model_may_take_several_samples_at_once(tmp_path: Path) -> None:
         assert value(report, "accuracy") == value(report, "accuracy", "reference") == 1.0
 
 
-def test_sizes_that_one_of_two_models_leaves_open_are_those_of_the_other(tmp_path: Path) -> None:
+def test_open_sizes_come_from_the_other_model(tmp_path: Path) -> None:
     fixed = text_model(tmp_path / "fixed.onnx", table(3), ["logits"])
     free = text_model(tmp_path / "free.onnx", table(3), ["logits"], length="length")
     for candidate, reference in ((fixed, free), (free, fixed)):
@@ -354,7 +348,7 @@ def test_sizes_that_one_of_two_models_leaves_open_are_those_of_the_other(tmp_pat
         assert report["outputs"]["logits"]["cosine"] == 1.0
 
 
-def test_a_reference_is_given_what_the_data_has_and_not_what_half_precision_leaves_of_it(tmp_path: Path) -> None:
+def test_reference_gets_full_precision_inputs(tmp_path: Path) -> None:
     """In float16 both columns are equal, so a reference with float16 inputs finds no class."""
     weights = np.array([[1, -1], [-1, 1]], np.float32)
     rows = [{"x": [1.0001, 1.0], "label": 0}, {"x": [1.0, 1.0001], "label": 1}]

@@ -51,13 +51,13 @@ _SOURCE = {"input_ids": torch.arange(3, 12)[None], "attention_mask": torch.ones(
         ((None, None, None), []),
     ],
 )
-def test_a_recipe_means_all_components_or_one_or_none(
+def test_recipe_selects_all_one_or_no_components(
     asked: tuple[str | None, str | None, str | None], components: list[str]
 ) -> None:
     assert [each.name for each in chosen_components(*asked)] == components
 
 
-def test_an_unknown_component_is_refused_with_those_that_there_are() -> None:
+def test_unknown_component_is_refused_with_available_ones() -> None:
     assert component_named("clip", "text-encoder").class_name == "CLIPTextModelWithProjection"
     with pytest.raises(RecipeError, match="It has: image-encoder, text-encoder"):
         component_named("clip", "decoder")
@@ -86,7 +86,7 @@ def trocr() -> tuple[PreTrainedModel, Mapping[str, Any]]:
     return VisionEncoderDecoderModel(config), {"pixel_values": torch.rand(1, 3, 16, 16)}
 
 
-def test_a_decoder_with_a_cache_goes_through_torchscript_unless_the_recipe_says_otherwise() -> None:
+def test_decoder_with_cache_defaults_to_torchscript() -> None:
     """TrOCR's decoder is a language model, and those use dynamo when they have no cache."""
     parent, _ = trocr()
     composite = composite_of("vision_encoder_decoder")
@@ -101,7 +101,7 @@ def test_a_decoder_with_a_cache_goes_through_torchscript_unless_the_recipe_says_
     [("t5", t5), ("whisper", whisper), ("vision_encoder_decoder", trocr)],
     ids=["t5", "whisper", "trocr"],
 )
-def test_tokens_one_by_one_with_a_cache_give_what_all_at_once_give(model_type: str, make: Any) -> None:
+def test_cached_decoding_equals_full_decoding(model_type: str, make: Any) -> None:
     torch.manual_seed(0)
     parent, source = make()
     parent.eval()
@@ -180,7 +180,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, list[
         return *bench.run(conversion.run_components, config(), SLOTS), loaded
 
 
-def test_the_model_is_loaded_once_for_all_components(exported: tuple[Path, Any, list[LoaderFields]]) -> None:
+def test_model_is_loaded_once_for_all_components(exported: tuple[Path, Any, list[LoaderFields]]) -> None:
     outputs, metrics, loaded = exported
     assert loaded == [LOADER]
     assert sorted(path.name for path in outputs.iterdir()) == sorted(SLOTS)
@@ -191,7 +191,7 @@ def test_the_model_is_loaded_once_for_all_components(exported: tuple[Path, Any, 
     assert {each.name: each.shape for each in image} == {"pixel_values": ("batch", 3, 16, 16)}
 
 
-def test_a_component_alone_has_the_bytes_that_it_has_among_others(
+def test_single_component_export_has_identical_bytes(
     exported: tuple[Path, Any, list[LoaderFields]], tmp_path: Path
 ) -> None:
     text = replace(FIELDS, input_tensors=FIELDS.input_tensors and FIELDS.input_tensors[:2], dynamic_axes=None)
@@ -208,9 +208,7 @@ def test_a_component_alone_has_the_bytes_that_it_has_among_others(
     ],
     ids=["of none", "of another"],
 )
-def test_a_tensor_that_no_component_takes_is_refused(
-    tmp_path: Path, axis: str, shared: tuple[str, ...], complaint: str
-) -> None:
+def test_tensor_of_no_component_is_refused(tmp_path: Path, axis: str, shared: tuple[str, ...], complaint: str) -> None:
     fields = replace(FIELDS, dynamic_axes={axis: {"0": "batch"}})
     with pytest.raises(StageError, match=complaint):
         Bench(tmp_path).run(conversion.run_components, config(fields, shared), SLOTS)

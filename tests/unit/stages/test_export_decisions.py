@@ -52,7 +52,7 @@ TOWERS = {"text_config": {}, "vision_config": {}}
 
 
 @pytest.mark.parametrize(("name", "task"), BY_CLASS.items())
-def test_the_task_follows_from_the_class_that_was_trained(name: str, task: str | None) -> None:
+def test_task_follows_from_architecture_class(name: str, task: str | None) -> None:
     assert task_of({"architectures": [name]}) == task
 
 
@@ -72,11 +72,11 @@ def test_the_task_follows_from_the_class_that_was_trained(name: str, task: str |
         ("CLIPModel", {"model_type": "clip", **TOWERS}, "zero-shot-image-classification"),
     ],
 )
-def test_other_fields_tell_heads_of_one_name_apart(name: str, config: dict[str, Any], task: str | None) -> None:
+def test_config_fields_disambiguate_classes_of_one_name(name: str, config: dict[str, Any], task: str | None) -> None:
     assert task_of({"architectures": [name], **config}) == task
 
 
-def test_every_task_that_is_detected_can_be_exported_with_each_output_once() -> None:
+def test_every_detected_task_is_exportable_with_unique_outputs() -> None:
     rows = ARCHITECTURES.values()
     of_rows = {task for each in rows for task in (each.generates, *each.tasks.values()) if task is not None}
     assert {*_TASK_BY_HEAD.values(), *of_rows} <= set(TASKS)
@@ -84,7 +84,7 @@ def test_every_task_that_is_detected_can_be_exported_with_each_output_once() -> 
 
 
 @pytest.mark.parametrize("config", [{}, {"architectures": None}, {"architectures": []}, {"architectures": "BertModel"}])
-def test_a_config_that_does_not_say_gives_none(config: dict[str, Any]) -> None:
+def test_incomplete_config_gives_no_task(config: dict[str, Any]) -> None:
     assert task_of(config) is None
     assert model_type_of(config) is None
     assert model_type_of({"model_type": "bert"}) == "bert"
@@ -100,7 +100,7 @@ def followed(model_type: str, tensors: tuple[InputTensor, ...], **overrides: Any
     return config
 
 
-def test_what_the_user_left_open_follows_the_tensors_and_what_the_user_set_stays() -> None:
+def test_open_config_fields_follow_tensors_and_set_fields_stay() -> None:
     texts = (InputTensor("input_ids", shape=(1, 700)),)
     assert followed("bert", texts).max_position_embeddings == 700
     assert followed("bert", texts, max_position_embeddings=40).max_position_embeddings == 40
@@ -111,7 +111,7 @@ def test_what_the_user_left_open_follows_the_tensors_and_what_the_user_set_stays
     assert list(followed("vitpose", picture(64, 48)).backbone_config.image_size) == [64, 48]
 
 
-def test_a_decoder_has_the_layers_and_heads_of_the_cache() -> None:
+def test_decoder_layers_and_heads_follow_cache() -> None:
     cache = tuple(InputTensor(f"past_{layer}_key", shape=(1, 8, 512, 64)) for layer in range(6))
     config = followed("marian", cache)
     assert (config.decoder_layers, config.decoder_attention_heads, config.d_model) == (6, 8, 512)
@@ -125,7 +125,7 @@ def prepared(loader: LoaderFields, fields: ExportFields) -> tuple[Mapping[str, S
     return {each.name: each.shape for each in model_inputs(subject, fields)}, fields
 
 
-def test_tensors_follow_a_model_that_was_made_smaller() -> None:
+def test_tensors_follow_a_smaller_model() -> None:
     texts = tuple(InputTensor(each.name, each.dtype, (1, 512), (0, 30522)) for each in IDS)
     found, _ = prepared(random_model("bert", "feature-extraction"), ExportFields(input_tensors=texts))
     assert found == {"input_ids": (1, 40), "attention_mask": (1, 40)}
@@ -133,7 +133,7 @@ def test_tensors_follow_a_model_that_was_made_smaller() -> None:
     assert found == {"pixel_values": (1, 3, 32, 32)}
 
 
-def test_layers_that_a_smaller_decoder_does_not_have_are_left_out() -> None:
+def test_cache_tensors_of_missing_layers_are_dropped() -> None:
     past = tuple(
         InputTensor(f"past_{layer}_{part}", "float32", (1, 8, 512, 64), (0, 1))
         for layer in range(6)
@@ -160,7 +160,7 @@ def test_layers_that_a_smaller_decoder_does_not_have_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("part", ["Encoder", "Decoder"])
-def test_a_row_is_all_that_an_architecture_of_components_needs(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+def test_catalog_row_suffices_for_composite_architecture(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     row = replace(ARCHITECTURES["pegasus"], name="pegasus_x")
     monkeypatch.setitem(ARCHITECTURES, row.name, row)
     assert task_of({"model_type": row.name, "architectures": ["PegasusXForConditionalGeneration"]}) == "summarization"
@@ -169,7 +169,7 @@ def test_a_row_is_all_that_an_architecture_of_components_needs(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("spelling", ["xlm-roberta", "xlm_roberta"])
-def test_an_architecture_is_found_however_its_name_is_spelled(spelling: str) -> None:
+def test_architecture_name_spelling_is_normalized(spelling: str) -> None:
     assert transformers_name(spelling) == "xlm-roberta"
     assert transformers_name("wav2vec2-emotion-regression") == "wav2vec2"
     assert transformers_name("no-such-thing") is None
@@ -183,20 +183,20 @@ TEXT = _input("batch", "sequence", sizes=(1, 128))
 
 
 @given(st.lists(st.sampled_from(["batch", "a", "b", "c", 3]), min_size=1, max_size=4), st.integers(1, 300))
-def test_every_axis_is_tried_at_more_than_one_size(shape: list[int | str], size: int) -> None:
+def test_every_axis_is_tried_at_several_sizes(shape: list[int | str], size: int) -> None:
     runs = sizes_by_run([_input(*shape, sizes=(size,) * len(shape))])
     for axis in {each for each in shape if isinstance(each, str)}:
         assert len({run[axis] for run in runs}) > 1
         assert all(run[axis] >= 1 for run in runs)
 
 
-def test_sizes_are_chosen_for_the_named_axes_only() -> None:
+def test_sizes_are_chosen_for_named_axes_only() -> None:
     """The first is not 1, which exporters take for a constant."""
     assert sizes_by_run([_input(1, 3, sizes=(1, 3))]) == ({}, {})
     assert sizes_by_run([TEXT])[0] == {"batch": 2, "sequence": 128}
 
 
-def test_axes_of_outputs_are_named_after_those_that_they_follow_or_have_a_name_of_their_own() -> None:
+def test_output_axes_take_matching_or_own_names() -> None:
     sizes = sizes_by_run([TEXT])
     states = [(run["batch"], run["sequence"], 32) for run in sizes]
     assert output_shape("last_hidden_state", states, sizes, {}) == ("batch", "sequence", 32)
@@ -208,7 +208,7 @@ def test_axes_of_outputs_are_named_after_those_that_they_follow_or_have_a_name_o
 RIGHT = np.linspace(-2, 3, 50, dtype=np.float32)
 
 
-def test_rounding_agrees_everywhere_if_it_is_small_and_in_a_few_places_if_it_is_larger() -> None:
+def test_small_rounding_and_few_larger_differences_agree() -> None:
     difference, cosine = agreement([{"logits": RIGHT}], [{"logits": RIGHT + np.float32(1e-5)}])
     assert difference == pytest.approx(1e-5, rel=0.1)
     assert cosine > 0.9999
@@ -232,7 +232,7 @@ NAN = np.full_like(RIGHT, np.nan)
         (NAN, NAN, "itself gives NaN"),
     ],
 )
-def test_a_wrong_output_in_any_run_is_refused(expected: np.ndarray, found: np.ndarray, words: str) -> None:
+def test_wrong_output_in_any_run_is_refused(expected: np.ndarray, found: np.ndarray, words: str) -> None:
     with pytest.raises(StageError, match=words):
         agreement([{"logits": RIGHT}, {"logits": expected}], [{"logits": RIGHT}, {"logits": found}])
 
@@ -241,7 +241,7 @@ SIZES = st.integers(2, 5000)
 
 
 @given(SIZES, SIZES, SIZES, SIZES)
-def test_the_named_axes_have_the_sizes_and_the_others_stay(tokens: int, height: int, width: int, batch: int) -> None:
+def test_sizes_apply_to_named_axes_only(tokens: int, height: int, width: int, batch: int) -> None:
     sizes = {"sequence_length": tokens, "height": height, "width": width}
     assert sized("input_ids", (1, 512), sizes, batch) == (batch, tokens)
     assert sized("attention_mask", ("batch", "tokens"), sizes, batch) == ("batch", "tokens")
@@ -266,7 +266,7 @@ PRODUCED = ("last_hidden_state", "pooler_output")
     ],
     ids=["the usual ones that the model has", "by name in the recipe's order", "names of the recipe's own in order"],
 )
-def test_outputs_are_chosen(asked: tuple[str, ...], usual: tuple[str, ...], chosen: dict[str, str]) -> None:
+def test_requested_outputs_are_selected(asked: tuple[str, ...], usual: tuple[str, ...], chosen: dict[str, str]) -> None:
     found = choose_outputs(PRODUCED, asked, usual)
     assert list(found.items()) == list(chosen.items())
 
@@ -280,6 +280,6 @@ def test_outputs_are_chosen(asked: tuple[str, ...], usual: tuple[str, ...], chos
         ((), "none of the outputs"),
     ],
 )
-def test_what_cannot_be_told_is_refused(asked: tuple[str, ...], words: str) -> None:
+def test_ambiguous_or_unknown_outputs_are_refused(asked: tuple[str, ...], words: str) -> None:
     with pytest.raises(StageError, match=words):
         choose_outputs(PRODUCED, asked, ("logits",))

@@ -63,7 +63,7 @@ def edit_config(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), **changes}), encoding="utf-8")
 
 
-def test_a_saved_model_computes_what_it_did_in_pytorch(
+def test_saved_model_matches_pytorch_without_network(
     bench: Bench, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
@@ -80,7 +80,7 @@ def test_a_saved_model_computes_what_it_did_in_pytorch(
     np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-4, atol=1e-6)
 
 
-def test_other_checkpoints_are_read_as_float32_and_without_unpickling(folder: Path) -> None:
+def test_checkpoints_load_as_float32_without_unpickling(folder: Path) -> None:
     model = BertForSequenceClassification.from_pretrained(folder).half()
     model.save_pretrained(folder)
     assert {each.dtype for each in load_pytorch_model(CLASSIFIER, folder).model.parameters()} == {torch.float32}
@@ -125,7 +125,7 @@ def _shard_outside(folder: Path) -> None:
     ],
     ids=["code", "a shard outside", "no weights", "cut short", "an adapter", "another shape"],
 )
-def test_a_folder_without_the_whole_model_is_refused(
+def test_incomplete_or_unsafe_folder_is_refused(
     folder: Path, damage: Callable[[Path], Any], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder.parent)
@@ -146,13 +146,13 @@ def test_missing_weights_that_reach_an_output_are_refused(bench: Bench, folder: 
 
 
 @pytest.mark.parametrize("model_type", ["bert", "roberta", "distilbert"])
-def test_weights_that_a_checkpoint_shares_are_not_missing(tmp_path: Path, model_type: str) -> None:
+def test_tied_weights_are_not_reported_missing(tmp_path: Path, model_type: str) -> None:
     """The decoder of a language model is its word table, which is saved once."""
     load_pytorch_model(random_model(model_type, "fill-mask"), None).model.save_pretrained(tmp_path)
     assert not load_pytorch_model(LoaderFields("fill-mask"), tmp_path).missing
 
 
-def test_the_recipe_must_be_about_the_folder(folder: Path) -> None:
+def test_recipe_that_contradicts_folder_is_refused(folder: Path) -> None:
     assert load_pytorch_model(replace(CLASSIFIER, model_type="bert"), folder)
     for loader, words in (
         (replace(CLASSIFIER, model_type="roberta"), r"config\.json says 'bert'"),
@@ -162,7 +162,7 @@ def test_the_recipe_must_be_about_the_folder(folder: Path) -> None:
             load_pytorch_model(loader, folder)
 
 
-def test_one_tower_of_a_composite_model(tmp_path: Path) -> None:
+def test_one_tower_of_composite_model_is_loaded(tmp_path: Path) -> None:
     layers = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
     text = {**layers, "vocab_size": 100, "max_position_embeddings": 16}
     vision = {**layers, "image_size": 32, "patch_size": 8}
@@ -185,7 +185,7 @@ def test_one_tower_of_a_composite_model(tmp_path: Path) -> None:
         ({}, (224, 224)),
     ],
 )
-def test_images_have_the_size_that_the_preprocessor_makes(
+def test_image_size_comes_from_preprocessor(
     tmp_path: Path, preprocessor: dict[str, Any], size: tuple[int, int]
 ) -> None:
     ResNetConfig(**SMALL["resnet"]).save_pretrained(tmp_path)
@@ -194,7 +194,7 @@ def test_images_have_the_size_that_the_preprocessor_makes(
     assert pixels["shape"] == [1, 3, *size]
 
 
-def test_a_vit_of_the_wrong_image_size_is_told_by_its_shapes(bench: Bench, tmp_path: Path) -> None:
+def test_vit_with_wrong_image_size_reports_shapes(bench: Bench, tmp_path: Path) -> None:
     ViTForImageClassification(ViTConfig(**SMALL["vit"])).save_pretrained(tmp_path / "vit")
     (tmp_path / "vit/preprocessor_config.json").write_text('{"size": 64}', encoding="utf-8")
     with pytest.raises(StageError, match=r"pixel_values torch.float32 \[1, 3, 64, 64\]"):
@@ -221,9 +221,7 @@ class OwnModel(PreTrainedModel):
 """
 
 
-def test_code_of_a_folder_runs_only_when_trusted_and_never_from_another_repository(
-    bench: Bench, tmp_path: Path
-) -> None:
+def test_custom_code_runs_only_if_trusted_and_local(bench: Bench, tmp_path: Path) -> None:
     folder = tmp_path / "own"
     folder.mkdir()
     (folder / "own.py").write_text(CODE, encoding="utf-8")
@@ -265,19 +263,19 @@ def test_code_of_a_folder_runs_only_when_trusted_and_never_from_another_reposito
         (made(FEATURES, "bert", "RobertaForMaskedLM"), "not a class for the architecture 'bert'"),
     ],
 )
-def test_an_architecture_that_cannot_be_made_is_refused(loader: LoaderFields, words: str) -> None:
+def test_invalid_architecture_is_refused(loader: LoaderFields, words: str) -> None:
     with pytest.raises(StageError, match=words):
         load_pytorch_model(loader, None)
 
 
 @pytest.mark.parametrize("model_class", ["BertForMaskedLM", "AutoModelForMaskedLM"])
-def test_the_model_class_can_be_chosen(model_class: str) -> None:
+def test_model_class_can_be_chosen(model_class: str) -> None:
     loader = replace(random_model("bert", "feature-extraction"), model_class=model_class)
     assert type(load_pytorch_model(loader, None).model).__name__ == "BertForMaskedLM"
 
 
 @pytest.mark.parametrize("model_type", SMALL)
-def test_random_weights_follow_from_the_seed_and_no_tensor_is_all_zeros(model_type: str) -> None:
+def test_random_weights_are_seeded_and_not_all_zero(model_type: str) -> None:
     task = "image-feature-extraction" if model_type in ("resnet", "vit", "convnext") else FEATURES
     first, again, other = (
         load_pytorch_model(random_model(model_type, task, seed), None).model.state_dict() for seed in (1, 1, 2)
@@ -312,7 +310,7 @@ def by_script(folder: Path, name: str | None = None) -> Any:
     return load_pytorch_model(LoaderFields(FEATURES, model_class=name), None, folder).model
 
 
-def test_a_class_or_a_function_makes_the_model_with_the_same_weights_each_time(tmp_path: Path) -> None:
+def test_script_class_or_function_makes_model_with_same_weights(tmp_path: Path) -> None:
     """Only what the script itself defines is taken for the model."""
     folder = script(tmp_path, "from torch.nn import Linear\n" + SCRIPT)
     models = [by_script(folder, name) for name in ("Sum", "make", None)]
@@ -334,12 +332,12 @@ def test_a_class_or_a_function_makes_the_model_with_the_same_weights_each_time(t
         ("import sys; sys.exit()", "Sum", "mine.py .* cannot be run: it calls sys.exit"),
     ],
 )
-def test_a_script_that_makes_no_model_is_refused(tmp_path: Path, text: str, name: str | None, words: str) -> None:
+def test_script_without_model_is_refused(tmp_path: Path, text: str, name: str | None, words: str) -> None:
     with pytest.raises(StageError, match=words):
         by_script(script(tmp_path, text), name)
 
 
-def test_the_stage_exports_it_with_the_recipes_names(bench: Bench, tmp_path: Path) -> None:
+def test_script_model_is_exported_with_recipe_names(bench: Bench, tmp_path: Path) -> None:
     tensors = (InputTensor("left", "float32", (1, 4)), InputTensor("right", "float32", (1, 3)))
     fields = ExportFields(input_tensors=tensors, output_tensors=("sum", "double"))
     loader = LoaderFields(FEATURES, model_class="Sum")
@@ -349,7 +347,7 @@ def test_the_stage_exports_it_with_the_recipes_names(bench: Bench, tmp_path: Pat
     assert [each.name for each in onnx.load(exported.model).graph.output] == ["sum", "double"]
 
 
-def test_a_classifier_that_looks_at_the_end_of_a_text_computes_what_transformers_does() -> None:
+def test_sentence_end_classifier_matches_transformers() -> None:
     sizes = {"vocab_size": 50, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 32}
     heads = {"decoder_ffn_dim": 32, "encoder_attention_heads": 2, "decoder_attention_heads": 2, "eos_token_id": 2}
     torch.manual_seed(0)

@@ -76,7 +76,7 @@ def of(loader: LoaderFields, path: str, model_class: str | None = None) -> Loade
     ],
     ids=["bert", "llama", "swin"],
 )
-def test_what_a_module_is_called_with_is_what_it_is_exported_with(
+def test_module_is_exported_with_its_captured_inputs(
     bench: Bench, loader: LoaderFields, module_class: str, inputs: list[str], arguments: Mapping[str, Any]
 ) -> None:
     told = captured(loader, module_class)
@@ -93,7 +93,7 @@ def test_what_a_module_is_called_with_is_what_it_is_exported_with(
     assert exported.hierarchy["model"]["class_name"] == module_class
 
 
-def test_modules_of_a_saved_model_answer_what_they_answer_in_it(bench: Bench, tmp_path: Path) -> None:
+def test_modules_of_saved_model_give_the_same_results(bench: Bench, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = AutoModelForSequenceClassification.from_config(BertConfig(**SMALL["bert"])).eval()
     model.save_pretrained(tmp_path / "model")
@@ -110,12 +110,12 @@ def test_modules_of_a_saved_model_answer_what_they_answer_in_it(bench: Bench, tm
 @pytest.mark.parametrize(
     ("task", "path"), [("feature-extraction", "bert.encoder.layer.1"), ("text-classification", "encoder.layer.1")]
 )
-def test_a_path_of_one_class_of_an_architecture_is_found_in_another(task: str, path: str) -> None:
+def test_module_path_is_found_across_classes_of_an_architecture(task: str, path: str) -> None:
     model = load_pytorch_model(random_model("bert", task), None).model
     assert type(model.get_submodule(module_path(model, path))).__name__ == "BertLayer"
 
 
-def test_inputs_that_winml_cli_has_no_names_for_are_taken_by_their_place(bench: Bench) -> None:
+def test_unnamed_inputs_are_passed_by_position(bench: Bench) -> None:
     fields = ExportFields(input_tensors=(InputTensor("input_0", "float32", (1, 5, 32)),))
     exported = bench.export(of(BERT, "bert.encoder.layer.0.attention.self"), fields)
     assert [each.name for each in model_inputs(exported.model)] == ["input_0"]
@@ -130,7 +130,7 @@ def test_inputs_that_winml_cli_has_no_names_for_are_taken_by_their_place(bench: 
         ("bert.encoder.layer.0", SHAPELESS, r"must give the shape of 'hidden_states'"),
     ],
 )
-def test_what_cannot_be_exported_is_refused(bench: Bench, path: str, fields: ExportFields, sentence: str) -> None:
+def test_unexportable_module_is_refused(bench: Bench, path: str, fields: ExportFields, sentence: str) -> None:
     with pytest.raises(StageError, match=sentence):
         bench.export(of(BERT, path, "BertLayer"), fields)
 
@@ -138,18 +138,18 @@ def test_what_cannot_be_exported_is_refused(bench: Bench, path: str, fields: Exp
 @pytest.mark.parametrize(
     ("tensor", "arguments"), [("input_dimension", None), ("hidden_states", {"input_dimension": [8, 8]})]
 )
-def test_an_argument_that_a_module_does_not_take_is_refused(bench: Bench, tensor: str, arguments: Any) -> None:
+def test_unknown_module_argument_is_refused(bench: Bench, tensor: str, arguments: Any) -> None:
     fields = ExportFields(input_tensors=(InputTensor(tensor, shape=(1, 64, 12)),), module_arguments=arguments)
     with pytest.raises(StageError, match=r"does not take; did you mean 'input_dimensions'"):
         bench.export(of(SWIN, "swin.encoder.layers.0.blocks.0"), fields)
 
 
-def test_a_class_that_the_model_has_not_is_refused_with_the_nearest() -> None:
+def test_unknown_module_class_suggests_nearest() -> None:
     with pytest.raises(StageError, match=r"no module of the class 'BertLayr'.*BertLayer"):
         captured(BERT, "BertLayr")
 
 
-def test_recipes_are_those_of_the_model_with_the_modules_own_tensors() -> None:
+def test_module_recipes_inherit_model_settings_with_own_tensors() -> None:
     settings = {
         "model": "m",
         "ep": "cpu",

@@ -72,13 +72,13 @@ def outputs_of(path: Path) -> dict[str, list[int | str]]:
         *((model_type, *task) for model_type in ("resnet", "vit", "convnext") for task in IMAGE_TASKS.items()),
     ],
 )
-def test_the_task_determines_the_tensors(model_type: str, task: str, outputs: list[str]) -> None:
+def test_task_determines_input_and_output_tensors(model_type: str, task: str, outputs: list[str]) -> None:
     found = signature(random_model(model_type, task))
     assert names(found["input_tensors"]) == TEXT_INPUTS.get(model_type, ["pixel_values"])
     assert names(found["output_tensors"]) == outputs
 
 
-def test_long_texts_get_128_tokens() -> None:
+def test_long_text_models_default_to_128_tokens() -> None:
     tensors = signature(random_model("bert", "feature-extraction", max_position_embeddings=512))["input_tensors"]
     assert [each["shape"] for each in tensors] == [[1, 128]] * 3
 
@@ -92,7 +92,7 @@ def test_long_texts_get_128_tokens() -> None:
         ("distilbert", "question-answering", 40, {"start_logits": [1, 40], "end_logits": [1, 40]}),
     ],
 )
-def test_encoders_of_text_take_int32_as_long_as_the_model_allows(
+def test_text_encoders_take_int32_of_maximum_length(
     bench: Bench, model_type: str, task: str, length: int, outputs: dict[str, list[int]]
 ) -> None:
     labels = {"num_labels": 3} if task == "token-classification" else {}
@@ -116,7 +116,7 @@ def test_encoders_of_text_take_int32_as_long_as_the_model_allows(
         ("convnext", "image-classification", 32, {"logits": [1, 2]}),
     ],
 )
-def test_models_of_images(
+def test_image_models_export_with_pixel_values(
     bench: Bench, model_type: str, task: str, size: int, outputs: dict[str, list[int | str]]
 ) -> None:
     exported = bench.export(random_model(model_type, task))
@@ -139,7 +139,7 @@ DYNAMIC = ExportFields(
         pytest.param(DECODER, "dynamo", 100, marks=pytest.mark.slow),
     ],
 )
-def test_dynamic_axes_are_really_dynamic(tmp_path: Path, loader: LoaderFields, used: str, scores: int) -> None:
+def test_dynamic_axes_accept_other_sizes(tmp_path: Path, loader: LoaderFields, used: str, scores: int) -> None:
     exported = exported_once(loader, DYNAMIC)
     assert exported.metrics["exporter"] == used
     session = onnxruntime.InferenceSession(exported.model)
@@ -153,7 +153,7 @@ def test_dynamic_axes_are_really_dynamic(tmp_path: Path, loader: LoaderFields, u
     quantize_dynamic(exported.model, tmp_path / "int8.onnx")
 
 
-def test_dynamic_axes_can_be_named_apart_from_the_shapes(bench: Bench) -> None:
+def test_dynamic_axes_can_be_set_without_shapes(bench: Bench) -> None:
     axes = {"pixel_values": {"0": "batch"}, "logits": {"0": "images"}}
     exported = bench.export(random_model("resnet", "image-classification"), ExportFields(dynamic_axes=axes))
     assert model_inputs(exported.model)[0].shape == ("batch", 3, 224, 224)
@@ -170,14 +170,14 @@ def test_dynamic_axes_can_be_named_apart_from_the_shapes(bench: Bench) -> None:
         ({"pixel_values": {"2": "height"}}, "cannot run on pixel_values"),  # a ViT supports only one size
     ],
 )
-def test_axes_that_cannot_be_dynamic_are_refused(bench: Bench, axes: dict[str, dict[str, str]], words: str) -> None:
+def test_invalid_dynamic_axes_are_refused(bench: Bench, axes: dict[str, dict[str, str]], words: str) -> None:
     tensors = (InputTensor("pixel_values", shape=("batch", 3, 32, 32)),)
     fields = ExportFields(input_tensors=tensors, dynamic_axes=axes)
     with pytest.raises(StageError, match=words):
         bench.export(random_model("vit", "image-classification"), fields)
 
 
-def test_the_recipes_tensors_and_opset_win(bench: Bench) -> None:
+def test_recipe_tensors_and_opset_override_defaults(bench: Bench) -> None:
     tensors = (
         InputTensor("input_ids", dtype="int64", shape=(2, 16), value_range=(5, 9)),
         InputTensor("attention_mask"),
@@ -208,9 +208,7 @@ FEATURES, MASKED = random_model("bert", "feature-extraction"), random_model("ber
         (LoaderFields("fill-mask", "bert"), ExportFields(), "neither a model folder nor"),
     ],
 )
-def test_what_cannot_be_exported_is_refused(
-    bench: Bench, loader: LoaderFields, fields: ExportFields, words: str
-) -> None:
+def test_unexportable_request_is_refused(bench: Bench, loader: LoaderFields, fields: ExportFields, words: str) -> None:
     with pytest.raises(StageError, match=words):
         bench.export(loader, fields)
 
@@ -226,7 +224,7 @@ Bench(Path(sys.argv[1])).export(random_model("resnet", "image-classification"), 
 
 
 @pytest.mark.slow
-def test_bytes_depend_on_neither_folder_nor_process_nor_earlier_work(tmp_path: Path) -> None:
+def test_bytes_do_not_depend_on_folder_process_or_earlier_work(tmp_path: Path) -> None:
     """Dynamo records the caller's path and line in every node; a scenario builds with TorchScript's exporter twice."""
     caller = tmp_path / "somewhere else" / "deep" / "caller.py"
     caller.parent.mkdir(parents=True)
@@ -243,7 +241,7 @@ def test_bytes_depend_on_neither_folder_nor_process_nor_earlier_work(tmp_path: P
 
 
 @pytest.mark.parametrize("name", [TORCHSCRIPT, pytest.param(DYNAMO, marks=pytest.mark.slow)])
-def test_the_model_is_the_same_after_its_export(tmp_path: Path, name: str) -> None:
+def test_export_does_not_change_the_model(tmp_path: Path, name: str) -> None:
     """In train mode, batch normalization would use, and change, other statistics."""
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)).eval()
     pixels = torch.rand(2, 3, 8, 8)
@@ -266,7 +264,7 @@ class _Cosh(torch.nn.Module):
 
 
 @pytest.mark.slow
-def test_what_one_exporter_cannot_handle_the_other_does_unless_it_was_chosen(tmp_path: Path) -> None:
+def test_other_exporter_is_fallback_unless_one_was_chosen(tmp_path: Path) -> None:
     pixels = torch.rand(2, 3)
     options = ExportOptions(TORCHSCRIPT, 21, True, ("pixels",), {"logits": "output_0"}, {})
     with pytest.raises(StageError, match="torchscript exporter cannot export") as failure:
@@ -281,7 +279,7 @@ def test_what_one_exporter_cannot_handle_the_other_does_unless_it_was_chosen(tmp
 
 
 @pytest.mark.parametrize(("model_type", "task"), [("bert", "text-classification"), ("resnet", "image-classification")])
-def test_weights_put_aside_change_no_byte(
+def test_externalized_weights_change_no_byte(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, model_type: str, task: str
 ) -> None:
     """By default, none of these small models has weights that are put aside."""
@@ -291,7 +289,7 @@ def test_weights_put_aside_change_no_byte(
     assert bench.export(loader, fields).model.read_bytes() == expected
 
 
-def test_large_weights_never_reach_the_exporter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_weights_bypass_the_exporter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, path = torch.nn.Linear(256, 256), tmp_path / "model.onnx"
     with exporter.weights_aside() as aside:
         torch.onnx.export(model, (torch.ones(1, 256),), str(path), dynamo=False)
@@ -309,13 +307,13 @@ def test_large_weights_never_reach_the_exporter(tmp_path: Path, monkeypatch: pyt
     assert path.stat().st_size > 256 * 256 * 4
 
 
-def test_all_promised_architectures_are_exported_here() -> None:
+def test_all_supported_architectures_are_tested() -> None:
     tested = {each.name for each in architectures.ARCHITECTURES.values() if each.tested}
     assert tested == {*SMALL, *(each.model_type for each in ARCHITECTURES)}
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=str)
-def test_every_architecture_of_recipes_exports(bench: Bench, architecture: Architecture) -> None:
+def test_every_recipe_architecture_exports(bench: Bench, architecture: Architecture) -> None:
     """The stage compares each with PyTorch on three inputs, and fails when they differ."""
     exported = bench.export(architecture.loader, architecture.fields)
     found = [(each.name, each.dtype, each.shape) for each in model_inputs(exported.model)]
@@ -325,7 +323,7 @@ def test_every_architecture_of_recipes_exports(bench: Bench, architecture: Archi
     assert exported.metrics["cosine"] > 0.9999
 
 
-def test_a_model_of_one_size_stretches_its_position_table_once(bench: Bench) -> None:
+def test_fixed_size_model_interpolates_positions_once(bench: Bench) -> None:
     """DINOv2's table is for another image size; resizing it in every call takes a bicubic Resize."""
     dinov2 = next(each for each in ARCHITECTURES if each.model_type == "dinov2")
     loader = made(dinov2.task, "dinov2_with_registers", **dinov2.config, image_size=70)
@@ -334,7 +332,7 @@ def test_a_model_of_one_size_stretches_its_position_table_once(bench: Bench) -> 
     assert "Resize" not in operators
 
 
-def test_a_decoder_exports_without_a_mask_by_either_exporter(bench: Bench) -> None:
+def test_decoder_without_attention_mask_exports_with_torchscript(bench: Bench) -> None:
     decoder = random_model("gpt2", "text-generation")
     exported = bench.export(decoder, ExportFields(dynamo=False, input_tensors=(InputTensor("input_ids"),)))
     assert exported.metrics["exporter"] == "torchscript"
@@ -363,7 +361,7 @@ def branches(module: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     ],
     ids=["torchscript", "dynamo"],
 )
-def test_nodes_carry_the_module_that_they_come_from(exported: Callable[[], Exported], attentions: list[str]) -> None:
+def test_nodes_are_tagged_with_their_module(exported: Callable[[], Exported], attentions: list[str]) -> None:
     hierarchy, graph = exported().hierarchy, onnx.load(exported().model).graph
     tags: dict[str, str] = hierarchy["nodes"]
     softmaxes = [tags[node.name] for node in graph.node if node.op_type == "Softmax"]
@@ -375,7 +373,7 @@ def test_nodes_carry_the_module_that_they_come_from(exported: Callable[[], Expor
 
 
 @pytest.mark.parametrize("model_type", ["bert", "resnet"])
-def test_the_file_is_about_every_node_and_module_and_names_no_time_and_no_place(model_type: str) -> None:
+def test_hierarchy_covers_all_nodes_and_modules_without_time_or_path(model_type: str) -> None:
     exported = classifier(model_type)
     hierarchy, scratch = exported.hierarchy, exported.model.parents[2]
     names = [node.name for node in onnx.load(exported.model).graph.node]
@@ -400,7 +398,7 @@ def test_the_file_is_about_every_node_and_module_and_names_no_time_and_no_place(
         assert any(tag.endswith("/Sequential/Linear.1") for tag in nodes.values())
 
 
-def test_the_model_itself_has_the_tags_and_keeps_them_when_it_is_optimized(tmp_path: Path) -> None:
+def test_tags_are_embedded_and_survive_optimization(tmp_path: Path) -> None:
     exported = classifier()
     model = onnx.load(exported.model)
     tags = {node.name: tag for node in model.graph.node if (tag := tag_of(node))}
@@ -414,7 +412,7 @@ def test_the_model_itself_has_the_tags_and_keeps_them_when_it_is_optimized(tmp_p
     assert products == linear
 
 
-def test_a_clean_model_has_no_tags_and_tags_can_be_the_module_only() -> None:
+def test_clean_model_has_no_tags_and_tags_may_be_module_only() -> None:
     exported = classifier(clean_onnx=True, hierarchy_tag_format="module_only")
     assert not any(node.metadata_props for node in onnx.load(exported.model).graph.node)
     assert not exported.hierarchy["export_context"]["embed_hierarchy_attributes"]
@@ -423,7 +421,7 @@ def test_a_clean_model_has_no_tags_and_tags_can_be_the_module_only() -> None:
     assert not any("/" in tag for tag in tags)
 
 
-def test_tags_can_be_left_out() -> None:
+def test_hierarchy_tags_can_be_disabled() -> None:
     hierarchy = classifier("resnet", enable_hierarchy_tags=False).hierarchy
     assert hierarchy["nodes"] == {}
     assert hierarchy["statistics"]["coverage_percentage"] == 0

@@ -65,7 +65,7 @@ WINDOWS = {"ReshapeTransposeReshapeOverlyHighDim": 2 * LAYERS}
         (SWIN, "", 17, {"GeluPattern": LAYERS}, WINDOWS),
     ],
 )
-def test_patterns_are_found_and_all_capabilities_compute_the_same(
+def test_exported_patterns_are_found_and_optimized_results_are_equal(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     loader: LoaderFields,

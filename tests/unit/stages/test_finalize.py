@@ -54,7 +54,7 @@ def _same_results(one: str, other: str) -> None:
     np.testing.assert_array_equal(*(outputs(onnx.load(path), x)[0] for path in (one, other)))
 
 
-def test_a_model_in_one_file_keeps_its_very_bytes(workspace: Workspace) -> None:
+def test_single_file_model_keeps_its_bytes(workspace: Workspace) -> None:
     model = _linear()
     model.producer_name = "somebody"  # not canonical, which finalize must keep
     content = model.SerializeToString()
@@ -65,7 +65,7 @@ def test_a_model_in_one_file_keeps_its_very_bytes(workspace: Workspace) -> None:
     assert metrics == {"size_bytes": len(content), "external_data": False}
 
 
-def test_small_external_data_comes_inside(workspace: Workspace) -> None:
+def test_small_external_data_is_inlined(workspace: Workspace) -> None:
     onnx.save(_linear(), "in/m.onnx", save_as_external_data=True, location="weights.bin")
     metrics, names = _finalize(workspace)
     assert names == ["model.onnx"]
@@ -75,7 +75,7 @@ def test_small_external_data_comes_inside(workspace: Workspace) -> None:
 
 @pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("name", ["model.onnx", "small one.onnx"])
-def test_large_weights_keep_their_bytes_under_the_final_name(workspace: Workspace, name: str) -> None:
+def test_large_weights_keep_bytes_under_final_name(workspace: Workspace, name: str) -> None:
     save_model(_linear(), Path("in/optimized.onnx"))
     metrics = run(FinalizeConfig(name), workspace)
     assert sorted(path.name for path in Path("out").iterdir()) == [name, f"{name}.data"]
@@ -87,7 +87,7 @@ def test_large_weights_keep_their_bytes_under_the_final_name(workspace: Workspac
 
 
 @pytest.mark.usefixtures("large")
-def test_large_weights_inside_move_out(workspace: Workspace) -> None:
+def test_large_inline_weights_move_to_external_file(workspace: Workspace) -> None:
     Path("in/m.onnx").write_bytes(_linear().SerializeToString())
     metrics, names = _finalize(workspace)
     assert names == ["model.onnx", "model.onnx.data"]
@@ -119,7 +119,7 @@ def _pair(sidecar: str = "compiled_qnn.bin", *, left: bool = False) -> onnx.Mode
     return model
 
 
-def test_a_binary_gets_the_name_of_its_model_and_the_node_says_so_and_nothing_else_changes(
+def test_binary_is_renamed_with_model_and_nothing_else_changes(
     workspace: Workspace,
 ) -> None:
     model = _pair()
@@ -132,7 +132,7 @@ def test_a_binary_gets_the_name_of_its_model_and_the_node_says_so_and_nothing_el
     assert Path("out", names[0]).read_bytes() == model.SerializeToString()
 
 
-def test_files_of_a_compiled_model_from_elsewhere_come_beside_it_under_its_name(workspace: Workspace) -> None:
+def test_foreign_compiled_model_files_are_renamed_beside_it(workspace: Workspace) -> None:
     onnx.save(
         _compiled("parts/context.bin", left=True),
         "in/compiled.onnx",
@@ -152,13 +152,13 @@ def test_files_of_a_compiled_model_from_elsewhere_come_beside_it_under_its_name(
 
 
 @pytest.mark.parametrize("name", ["../compiled_qnn.bin", "/tmp/compiled_qnn.bin", "nul.bin", "a:b.bin"])
-def test_a_binary_with_an_unsafe_name_is_refused(workspace: Workspace, name: str) -> None:
+def test_unsafe_binary_name_is_refused(workspace: Workspace, name: str) -> None:
     Path("in/compiled.onnx").write_bytes(_compiled(name).SerializeToString())
     with pytest.raises(InputError, match="not a plain name inside"):
         _finalize(workspace)
 
 
-def test_full_offload_is_required_of_all_but_conversions_at_the_edges(workspace: Workspace) -> None:
+def test_full_offload_allows_only_edge_conversions_on_cpu(workspace: Workspace) -> None:
     _pair(left=True)
     with pytest.raises(StageError, match=r"1 of the operators stay on the CPU: left \(MatMul\)"):
         run(FinalizeConfig(compile=OffloadFields(require_full_offload=True)), workspace)
@@ -174,7 +174,7 @@ def test_full_offload_is_required_of_all_but_conversions_at_the_edges(workspace:
     assert Path("out/model.onnx").is_file()
 
 
-def test_a_missing_binary_is_named(workspace: Workspace) -> None:
+def test_missing_external_data_is_named(workspace: Workspace) -> None:
     onnx.save(_linear(), "in/m.onnx", save_as_external_data=True, location="weights.bin")
     Path("in/weights.bin").unlink()
     with pytest.raises(InputError, match=r"weights\.bin, which m\.onnx needs"):
@@ -184,9 +184,7 @@ def test_a_missing_binary_is_named(workspace: Workspace) -> None:
 @requires_qnn
 @pytest.mark.slow
 @pytest.mark.parametrize("embed", [False, True])
-def test_a_model_compiled_for_an_npu_loads_under_its_final_name(
-    workspace: Workspace, tmp_path: Path, embed: bool
-) -> None:
+def test_compiled_npu_model_loads_under_final_name(workspace: Workspace, tmp_path: Path, embed: bool) -> None:
     outcome = compiled(tmp_path / "compile", make_models(tmp_path).w8a16, embed_context=embed)
     for name, content in outcome.files().items():
         Path("in", name).write_bytes(content)

@@ -177,7 +177,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_any_form_gives_what_the_float_model_does(tmp_path: Path, form: str) -> None:
+def test_static_result_matches_float_model_in_every_form(tmp_path: Path, form: str) -> None:
     model = FORMS[form]
     precision = list(PRECISIONS)[list(FORMS).index(form) % 3]
     assert sqnr(model, static(tmp_path, model, precision)) > 25
@@ -190,20 +190,20 @@ def test_any_form_gives_what_the_float_model_does(tmp_path: Path, form: str) -> 
         *("tiny weights", "tiny values between"),
     ],
 )
-def test_any_form_does_by_the_rules_for_qnn(tmp_path: Path, form: str) -> None:
+def test_qnn_static_result_matches_float_model_in_every_form(tmp_path: Path, form: str) -> None:
     model = FORMS[form]
     assert sqnr(model, static(tmp_path, model, "w8a8", "qnn")) > 25
 
 
 @pytest.mark.parametrize("mode", ["dynamic", "fp16"])
 @pytest.mark.parametrize("form", ["bias that is a matrix", "names as of derived values", "outputs that no node makes"])
-def test_any_form_does_without_ranges(tmp_path: Path, form: str, mode: str) -> None:
+def test_dynamic_and_fp16_results_match_float_model(tmp_path: Path, form: str, mode: str) -> None:
     model = FORMS[form]
     assert sqnr(model, quantize(tmp_path, model, mode)) > 25
 
 
 @pytest.mark.parametrize("bias", ["row", "matrix"])
-def test_what_optimize_fuses_is_quantized(tmp_path: Path, bias: str) -> None:
+def test_fused_gemm_is_quantized(tmp_path: Path, bias: str) -> None:
     model = graph(
         "g (float[4, 16] x) => (float[4, 12] y) { m = MatMul (x, w) y = Add (m, b) }", w=MATRIX, b=BIASES[bias]
     )
@@ -212,7 +212,7 @@ def test_what_optimize_fuses_is_quantized(tmp_path: Path, bias: str) -> None:
     assert sqnr(model, static(tmp_path, optimized.model, "w8a16")) > 25
 
 
-def test_a_vector_is_made_of_what_is_equal_to_one(tmp_path: Path) -> None:
+def test_bias_equal_to_a_vector_stays_in_gemm(tmp_path: Path) -> None:
     """No additional nodes where the bias can stay in the Gemm."""
     assert "Add" not in static(tmp_path, gemm(BIASES["row"]), "w8a8").op_types()
     assert "Add" in static(tmp_path, gemm(BIASES["column"]), "w8a8").op_types()
@@ -228,14 +228,14 @@ CONSTANT_NODES = with_constant_nodes(
 )
 
 
-def test_constants_that_are_nodes_are_weights_and_biases(tmp_path: Path) -> None:
+def test_constant_nodes_are_quantized_as_weights_and_biases(tmp_path: Path) -> None:
     """onnxruntime treats the output of a node as an activation, with its type and one scale."""
     result = static(tmp_path, CONSTANT_NODES, "w8a16")
     assert result.metrics["weights_by_type"] == {"uint8": 2}
     assert sqnr(CONSTANT_NODES, result) > 25
 
 
-def test_the_normal_form_stays_as_it_is(tmp_path: Path) -> None:
+def test_normal_form_is_unchanged_by_normalization(tmp_path: Path) -> None:
     for made in (*FORMS.values(), CONSTANT_NODES):
         model = onnx.shape_inference.infer_shapes(made)
         normalize_forms(model, tmp_path / "model.onnx", to_integers=True)
@@ -266,14 +266,14 @@ def averaged(opset: int, total: str, division: str, count: float = 512) -> onnx.
         (21, "ReduceSum <keepdims = 0> (squares, axes)", "Mul (sum, share)"),
     ],
 )
-def test_a_sum_that_is_divided_does_not_overflow_float16(tmp_path: Path, opset: int, total: str, division: str) -> None:
+def test_divided_sum_does_not_overflow_float16(tmp_path: Path, opset: int, total: str, division: str) -> None:
     model = averaged(opset, total, division)
     result = quantize(tmp_path, model, "fp16")
     assert "ReduceMean" in result.op_types()
     assert sqnr(model, result) > 50
 
 
-def test_a_sum_divided_by_something_else_is_left(tmp_path: Path) -> None:
+def test_sum_divided_by_other_number_is_unchanged(tmp_path: Path) -> None:
     model = averaged(17, "ReduceSum (squares, axes)", "Mul (sum, share)", count=511)
     assert not normalize_forms(onnx.shape_inference.infer_shapes(model), tmp_path / "model.onnx", to_integers=True)
 
@@ -281,7 +281,7 @@ def test_a_sum_divided_by_something_else_is_left(tmp_path: Path) -> None:
 @requires_qnn
 @pytest.mark.parametrize("precision", ["w8a8", "w8a16"])
 @pytest.mark.parametrize("largest", [0.1, 2.0])
-def test_qnn_scales_reciprocals_right(tmp_path: Path, largest: float, precision: str) -> None:
+def test_qnn_scales_reciprocal_correctly(tmp_path: Path, largest: float, precision: str) -> None:
     """QNN's own Reciprocal scales everything down by *largest* where that is below 1."""
     model = graph(
         f"""g (float[1, 32] x) => (float[1, 32] y) <float k = {{{largest / 2}}}> {{
@@ -293,7 +293,7 @@ def test_qnn_scales_reciprocals_right(tmp_path: Path, largest: float, precision:
 
 @requires_qnn
 @pytest.mark.parametrize("precision", ["w8a8", "w8a16"])
-def test_qnn_takes_slopes_for_each_channel(tmp_path: Path, precision: str) -> None:
+def test_qnn_supports_prelu_slopes_per_channel(tmp_path: Path, precision: str) -> None:
     """In 16 bits it supports them only after a Conv."""
     text = (
         "g (float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y) <float half = {0.5}> { h = Sub (x, half) y = PRelu (h, s) }"
@@ -303,7 +303,7 @@ def test_qnn_takes_slopes_for_each_channel(tmp_path: Path, precision: str) -> No
     assert validate(tmp_path / "run", candidate, model, target=NPU, min_cosine=0.99, min_sqnr_db=25.0)
 
 
-def test_reciprocals_that_are_excluded_stay(tmp_path: Path) -> None:
+def test_excluded_reciprocal_is_unchanged(tmp_path: Path) -> None:
     model = graph("g (float[1, 32] x) => (float[1, 32] y) { s = Sigmoid (x) [reciprocal] y = Reciprocal (s) }")
     ranges = calibrate(tmp_path, model)
     for excluded in ((), ("reciprocal",)):
@@ -311,7 +311,7 @@ def test_reciprocals_that_are_excluded_stay(tmp_path: Path) -> None:
         assert ("Div" in result.op_types()) == (not excluded)
 
 
-def test_a_model_without_floats_is_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_model_without_floats_is_refused(tmp_path: Path) -> None:
     model = graph("g (int64[4] i) => (int64[4] j) <int64[4] a = {0, 1, 2, 3}> { j = Add (i, a) }")
     with pytest.raises(StageError, match="computes nothing in float32") as caught:
         calibrate(tmp_path, model)
@@ -321,7 +321,7 @@ def test_a_model_without_floats_is_refused_in_a_sentence(tmp_path: Path) -> None
             quantize(tmp_path, model, mode)
 
 
-def test_numbers_are_inputs_and_outputs(tmp_path: Path) -> None:
+def test_model_with_scalar_output_can_be_quantized(tmp_path: Path) -> None:
     model = graph("g (float[4, 16] x) => (float y) { m = MatMul (x, w) y = ReduceMean <keepdims = 0> (m) }", w=MATRIX)
     for method, precision in zip(("minmax", "entropy", "percentile"), PRECISIONS, strict=True):
         ranges = calibrate(tmp_path, model, samples=16, calibration_method=method)
@@ -329,7 +329,7 @@ def test_numbers_are_inputs_and_outputs(tmp_path: Path) -> None:
         assert sqnr(tmp_path, model, result) > 10  # a mean is a small difference of large numbers
 
 
-def test_a_value_of_unknown_rank_is_not_taken_for_a_number(tmp_path: Path) -> None:
+def test_value_of_unknown_rank_is_not_treated_as_scalar(tmp_path: Path) -> None:
     """onnxruntime knows the output types of its own operators, but not always the shapes."""
     halves, tenths = (", ".join([number] * 16) for number in ("0.5", "0.1"))
     model = graph(
@@ -341,7 +341,7 @@ def test_a_value_of_unknown_rank_is_not_taken_for_a_number(tmp_path: Path) -> No
     assert sqnr(model, static(tmp_path, model, "w8a8")) > 30
 
 
-def test_a_constant_without_numbers_is_named(tmp_path: Path) -> None:
+def test_nan_constant_is_refused_by_name(tmp_path: Path) -> None:
     model = graph(
         "g (float[4, 16] x) => (float[4, 12] y) <bool[1, 1] c = {1}> { m = MatMul (x, w) y = Where (c, m, n) }",
         w=MATRIX,
@@ -351,7 +351,7 @@ def test_a_constant_without_numbers_is_named(tmp_path: Path) -> None:
         static(tmp_path, model, "w8a8")
 
 
-def test_a_model_may_put_out_a_sequence(tmp_path: Path) -> None:
+def test_sequence_output_is_supported(tmp_path: Path) -> None:
     text = "g (float[4, 16] x) => (seq(float[1, 12]) y) { m = MatMul (x, w) y = SplitToSequence <axis = 0> (m) }"
     assert static(tmp_path, graph(text, w=MATRIX), "w8a8").metrics["nodes_quantized"]
 
@@ -360,7 +360,7 @@ def test_a_model_may_put_out_a_sequence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("count", "more"), [(1, "y = Identity (h)"), (2, "s = Squeeze (h, one) y = LSTM <hidden_size = 6> (s, w, r, b)")]
 )
-def test_lstm_has_weights_of_eight_bits(tmp_path: Path, count: int, more: str, per_channel: bool) -> None:
+def test_dynamic_lstm_has_int8_weights(tmp_path: Path, count: int, more: str, per_channel: bool) -> None:
     """Their only type is int8; onnxruntime transposes weights in place, even if another LSTM reads them.
 
     With 7 bits of them, products saturate on no processor: with 8, they do on x86-64 without VNNI (12.8 dB were seen).
@@ -378,7 +378,7 @@ def test_lstm_has_weights_of_eight_bits(tmp_path: Path, count: int, more: str, p
     assert sqnr(model, result) > 25
 
 
-def test_what_dynamic_has_no_form_for_is_named(tmp_path: Path) -> None:
+def test_dynamic_refuses_gru_and_suggests_lstm(tmp_path: Path) -> None:
     text = "g (float[5, 2, 6] x) => (float[5, 1, 2, 6] h) { h = GRU <hidden_size = 6> (x, w, r) }"
     with pytest.raises(StageError, match="computes with GRU") as caught:
         quantize(tmp_path, graph(text, w=weights(1, 18, 6), r=weights(1, 18, 6, seed=1)), "dynamic")
@@ -386,14 +386,14 @@ def test_what_dynamic_has_no_form_for_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("opset", "precision"), [(10, "w8a8"), (11, "w8a16"), (12, "w16a16")])
-def test_old_opsets_have_a_scale_for_each_channel(tmp_path: Path, opset: int, precision: str) -> None:
+def test_old_opsets_support_scales_per_channel(tmp_path: Path, opset: int, precision: str) -> None:
     model = convolutions(opset)
     result = static(tmp_path, model, precision)
     assert {node.domain for node in result.model.graph.node if "Linear" in node.op_type} == {"com.microsoft"}
     assert sqnr(model, result) > 25
 
 
-def test_opsets_without_integers_are_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_opset_9_is_refused_for_static_but_not_dynamic(tmp_path: Path) -> None:
     model = convolutions(9)
     with pytest.raises(StageError, match="opset 9") as caught:
         static(tmp_path, model, "w8a8")
@@ -402,7 +402,7 @@ def test_opsets_without_integers_are_refused_in_a_sentence(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("between", ["Relu", "MaxPool <kernel_shape = [1, 1]>", "Transpose <perm = [0, 1, 3, 2]>"])
-def test_excluding_what_lies_between_quantized_nodes_is_told(tmp_path: Path, between: str) -> None:
+def test_excluding_nodes_between_quantized_nodes_is_reported(tmp_path: Path, between: str) -> None:
     text = f"g (float[1, 1, 8, 8] x) => (float[1, 1, 8, 8] y) {{ m = Conv (x, w) r = {between} (m) y = Conv (r, w) }}"
     op_type = between.split()[0]
     model = graph(text, w=weights(1, 1, 1, 1))
@@ -413,7 +413,7 @@ def test_excluding_what_lies_between_quantized_nodes_is_told(tmp_path: Path, bet
     assert count == 1
 
 
-def test_what_graph_optimizations_change_is_an_error(tmp_path: Path) -> None:
+def test_wrong_graph_optimization_is_an_error(tmp_path: Path) -> None:
     """Two models simulate two forms of one: the second is what a wrong fusion would make of the first."""
     model = gemm(weights(12))
     onnx.save(model, tmp_path / "float.onnx")
@@ -426,7 +426,7 @@ def test_what_graph_optimizations_change_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", [(12, 1), (1, 12)])
-def test_a_model_that_runs_in_one_form_only_is_an_error(tmp_path: Path, shape: tuple[int, ...]) -> None:
+def test_model_that_runs_in_one_form_only_is_an_error(tmp_path: Path, shape: tuple[int, ...]) -> None:
     """A scale per column of a bias that is a row: QGemm ignores it, DequantizeLinear fails."""
     model = gemm(weights(12))
     onnx.save(model, tmp_path / "float.onnx")

@@ -36,7 +36,7 @@ def in_file(name: str, file: str, dims: list[int]) -> TensorProto:
 
 
 @pytest.mark.parametrize("infinity", [LOWEST, -np.inf, -1e30])
-def test_a_mask_becomes_a_number_that_integers_can_hold(tmp_path: Path, infinity: float) -> None:
+def test_infinite_mask_is_clamped_to_50(tmp_path: Path, infinity: float) -> None:
     mask = np.array([[0, infinity, 7, -infinity]], np.float32)
     model = graph(MASKED, mask=mask)
     count, result = written(tmp_path, model)
@@ -45,7 +45,7 @@ def test_a_mask_becomes_a_number_that_integers_can_hold(tmp_path: Path, infinity
     assert (count, constant(result, "mask")) == (0, mask.ravel().tolist())
 
 
-def test_what_is_large_and_may_be_a_number_stays(tmp_path: Path) -> None:
+def test_large_finite_values_are_unchanged(tmp_path: Path) -> None:
     mask = np.array([[-10000, 1e9, 1e29, -1e29]], np.float32)
     model = graph(MASKED, mask=mask)
     count, result = written(tmp_path, model)
@@ -53,7 +53,7 @@ def test_what_is_large_and_may_be_a_number_stays(tmp_path: Path) -> None:
     assert constant(result, "mask") == mask.ravel().tolist()
 
 
-def test_a_bound_that_a_mask_shares_keeps_its_meaning(tmp_path: Path) -> None:
+def test_clip_bound_shared_with_mask_is_unchanged(tmp_path: Path) -> None:
     text = "g (float[1, 4] x) => (float[1, 4] y) { c = Clip (x, low) y = Add (c, low) }"
     count, result = written(tmp_path, graph(text, low=np.array(LOWEST, np.float32)))
     clip, add = result.graph.node
@@ -62,7 +62,7 @@ def test_a_bound_that_a_mask_shares_keeps_its_meaning(tmp_path: Path) -> None:
     assert constant(result, add.input[1]) == [-50]
 
 
-def test_attributes_and_graphs_inside_are_looked_through(tmp_path: Path) -> None:
+def test_attributes_and_subgraphs_are_clamped(tmp_path: Path) -> None:
     model = graph(
         f"""g (float[1, 4] x) => (float[1, 4] y) <int64[2] shape = {{1, 4}}, bool yes = {{1}}> {{
         fill = ConstantOfShape <value = float[1] {{{LOWEST}}}> (shape)
@@ -79,7 +79,7 @@ def test_attributes_and_graphs_inside_are_looked_through(tmp_path: Path) -> None
     assert inner.node[0].attribute[0].f == -50
 
 
-def test_what_a_file_of_weights_holds_is_looked_through_to_its_end(tmp_path: Path) -> None:
+def test_whole_external_mask_is_scanned(tmp_path: Path) -> None:
     """16 MiB, which is more than is processed at once."""
     count = 2**22
     with (tmp_path / "mask.bin").open("wb") as file:
@@ -92,7 +92,7 @@ def test_what_a_file_of_weights_holds_is_looked_through_to_its_end(tmp_path: Pat
     assert (mask[-1], np.count_nonzero(mask)) == (-50, 1)
 
 
-def test_a_table_in_a_file_of_its_own_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
+def test_external_table_is_scanned_without_loading_it_whole(tmp_path: Path) -> None:
     """An embedding of 128 MiB is no matrix weight, so it is scanned, in pieces."""
     rows = 2**15
     with (tmp_path / "table.bin").open("wb") as file:

@@ -15,22 +15,22 @@ from winml_dag.onnxmodel.files import resave
 from winml_dag.onnxmodel.metadata import carry_metadata
 
 
-def test_optimize_keeps_it(tmp_path: Path) -> None:
+def test_optimize_keeps_metadata(tmp_path: Path) -> None:
     model = describe(image_model())
     assert said(optimize(tmp_path, model, "conv_channel_affine_folding", "clamp_constant_values").model) == said(model)
 
 
-def test_optimize_keeps_it_where_it_leaves_the_model_as_it_is(tmp_path: Path) -> None:
+def test_unchanged_model_keeps_metadata(tmp_path: Path) -> None:
     model = describe(graph("g (float16[2, 2] x) => (float16[2, 2] y) { y = MatMul (x, x) }", 17))
     assert said(optimize(tmp_path, model).model) == said(model)
 
 
-def test_weights_in_blocks_keep_it(tmp_path: Path) -> None:
+def test_blockwise_weights_keep_metadata(tmp_path: Path) -> None:
     model = describe(image_model())
     assert said(quantize(tmp_path, model, "rtn", rtn_block_size=16).model) == said(model)
 
 
-def test_moving_large_weights_to_a_file_of_their_own_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_externalizing_weights_keeps_metadata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "EXTERNAL_DATA_THRESHOLD", 1)
     model = describe(image_model())
     model.graph.node[0].metadata_props.add(key="of a node", value="stays too")
@@ -42,7 +42,7 @@ def test_moving_large_weights_to_a_file_of_their_own_keeps_it(tmp_path: Path, mo
     assert again.graph.node[0] == model.graph.node[0]
 
 
-def test_what_a_tool_says_of_itself_does_not_come_in() -> None:
+def test_tool_metadata_is_not_copied() -> None:
     source, made = image_model(), describe(image_model())
     made.metadata_props.add(key="ep_compatibility_info.X", value="1")
     expected = said(source)

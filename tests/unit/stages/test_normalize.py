@@ -67,7 +67,7 @@ g (float[N, 3, side, side] x) => (float[N, rest] y) <float[N, 3, side, side] r>
 """
 
 
-def test_sizes_reach_values_and_outputs_even_through_computed_shapes(tmp_path: Path) -> None:
+def test_input_sizes_propagate_through_computed_shapes(tmp_path: Path) -> None:
     path, metrics = normalize(tmp_path, graph(FLATTEN), shaped(x=(2, 3, 4, 4)))
     assert metrics["dimensions_fixed"] == 3
     known = shapes_in(path)
@@ -76,23 +76,21 @@ def test_sizes_reach_values_and_outputs_even_through_computed_shapes(tmp_path: P
     np.testing.assert_array_equal(outputs(path, {"x": x}, optimized=False)[0], np.maximum(x, 0).reshape(2, 48))
 
 
-def test_some_dimensions_may_stay_open(tmp_path: Path) -> None:
+def test_some_dimensions_may_stay_dynamic(tmp_path: Path) -> None:
     path, metrics = normalize(tmp_path, graph(FLATTEN), shaped(x=("N", 3, 4, 4)))
     assert metrics["dimensions_fixed"] == 2
     assert shapes_in(path)["x"] == ["N", 3, 4, 4]
     assert [output.shape[0] for output in inspect_model(path).outputs] == ["N"]
 
 
-def test_what_the_file_says_of_the_sizes_that_an_exporter_traced_is_forgotten(tmp_path: Path) -> None:
+def test_stale_traced_sizes_are_discarded(tmp_path: Path) -> None:
     model = graph("g (float[N, 4] x) => (float[1, 4] y) <float[1, 4] h> { h = Relu(x) y = Abs(h) }")
     path, _ = normalize(tmp_path, model, shaped(x=(3, 4)))
     assert shapes_in(path) == {"x": [3, 4], "h": [3, 4], "y": [3, 4]}
 
 
 @pytest.mark.parametrize("shape", [[None, 4], [-1, 4], None])
-def test_dimensions_without_a_name_and_inputs_without_a_shape_get_theirs(
-    tmp_path: Path, shape: list[int | None] | None
-) -> None:
+def test_unnamed_dimensions_and_missing_shapes_are_set(tmp_path: Path, shape: list[int | None] | None) -> None:
     inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
     inner = helper.make_graph(
         [helper.make_node("Relu", ["x"], ["y"])], "g", inputs, [helper.make_tensor_value_info("y", 1, None)]
@@ -101,7 +99,7 @@ def test_dimensions_without_a_name_and_inputs_without_a_shape_get_theirs(
     assert shapes_in(path) == {"x": [2, 4], "y": [2, 4]}
 
 
-def test_what_operators_of_onnxruntime_make_has_a_shape_too(tmp_path: Path) -> None:
+def test_onnxruntime_operators_get_shapes(tmp_path: Path) -> None:
     model = graph(
         "g (float[N, 4] x) => (float[rows, columns] y) { h = com.microsoft.Gelu(x) y = Relu(h) }",
         imports=', "com.microsoft": 1',
@@ -110,20 +108,20 @@ def test_what_operators_of_onnxruntime_make_has_a_shape_too(tmp_path: Path) -> N
     assert shapes_in(path)["y"] == [2, 4]
 
 
-def test_a_size_that_the_model_cannot_have_is_refused_with_it(tmp_path: Path) -> None:
+def test_impossible_size_is_refused_with_shapes(tmp_path: Path) -> None:
     model = graph("g (float[N, 4] x, float[M, 4] z) => (float[N, 4] y) { y = Add(x, z) }")
     with pytest.raises(StageError, match=r"does not load with the input shapes x \[2, 4\], z \[3, 4\]"):
         normalize(tmp_path, model, shaped(x=(2, 4), z=(3, 4)))
 
 
-def test_ranges_and_shapes_of_inputs_go_into_the_metadata(tmp_path: Path) -> None:
+def test_input_ranges_and_shapes_are_stored_in_metadata(tmp_path: Path) -> None:
     model = graph("g (float[N, 4] x) => (float[N, 4] y) { y = Relu(x) }")
     path, _ = normalize(tmp_path, model, NormalizeConfig(GivenInputs({"x": GivenInput((2, 4), (0.0, 5.0))})))
     (spec,) = model_inputs(path)
     assert (spec.shape, spec.value_range) == ((2, 4), (0.0, 5.0))
 
 
-def test_initializers_leave_the_inputs_and_the_format_is_new_enough(tmp_path: Path) -> None:
+def test_initializers_are_removed_from_inputs_and_ir_version_raised(tmp_path: Path) -> None:
     weight = numpy_helper.from_array(np.full((4, 4), 0.5, np.float32), "w")
     listed = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 4]) for name in ("x", "w")]
     inner = helper.make_graph(
@@ -144,7 +142,7 @@ def test_initializers_leave_the_inputs_and_the_format_is_new_enough(tmp_path: Pa
     np.testing.assert_array_equal(outputs(path, {"x": x}, optimized=False)[0], np.full((4, 4), 2.0))
 
 
-def test_a_model_of_the_old_zoo_computes_the_same(tmp_path: Path) -> None:
+def test_old_zoo_model_is_converted_with_equal_results(tmp_path: Path) -> None:
     source = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light" / "light_squeezenet.onnx"
     path, metrics = normalize(tmp_path, source, RAISED)
     assert metrics["initializers_dropped_from_inputs"] > 50
@@ -187,7 +185,7 @@ OLD = {
 
 
 @pytest.mark.parametrize("name", OLD)
-def test_an_old_operator_computes_in_the_later_opset_what_it_did(tmp_path: Path, name: str) -> None:
+def test_old_operators_compute_the_same_in_later_opset(tmp_path: Path, name: str) -> None:
     """Where the converter changes the results, the model stays as it was, and the metrics say so."""
     opset, text, converts = OLD[name]
     model = old(text, opset, **({"s": np.array([1, 1, 2, 2], np.float32)} if ", s)" in text else {}))
@@ -204,7 +202,7 @@ def test_an_old_operator_computes_in_the_later_opset_what_it_did(tmp_path: Path,
         )
 
 
-def test_a_model_too_old_for_onnxruntime_is_not_converted_since_nothing_shows_whether_that_is_right(
+def test_model_too_old_for_onnxruntime_is_not_converted(
     tmp_path: Path,
 ) -> None:
     """The converter of onnx 1.21 stretches another axis than the one named here."""
@@ -214,7 +212,7 @@ def test_a_model_too_old_for_onnxruntime_is_not_converted_since_nothing_shows_wh
     assert "Mul(6)" in metrics["opset_kept_because"]
 
 
-def test_names_metadata_and_other_domains_survive_the_converter(tmp_path: Path) -> None:
+def test_opset_conversion_keeps_names_metadata_and_domains(tmp_path: Path) -> None:
     model = onnx.parser.parse_model(
         '<ir_version: 6, opset_import: ["": 11, "com.microsoft": 1]>'
         " g (float[1, 4] x) => (float[4] y) { h = com.microsoft.Gelu(x) s = Squeeze<axes = [0]>(h) y = Relu(s) }"
@@ -236,7 +234,7 @@ def test_names_metadata_and_other_domains_survive_the_converter(tmp_path: Path) 
     )
 
 
-def test_large_weights_pass_by_the_converter(tmp_path: Path) -> None:
+def test_large_weights_survive_opset_conversion(tmp_path: Path) -> None:
     weight = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
     model = old("g (float[1, 64] x) => (float[64] y) { h = MatMul(x, w) y = Squeeze<axes = [0]>(h) }", 11, w=weight)
     path, metrics = normalize(tmp_path, model, RAISED)
@@ -245,14 +243,14 @@ def test_large_weights_pass_by_the_converter(tmp_path: Path) -> None:
     np.testing.assert_array_equal(numpy_helper.to_array(kept), weight)
 
 
-def test_a_model_that_does_not_run_on_random_inputs_is_converted_when_it_loads(tmp_path: Path) -> None:
+def test_model_failing_on_random_inputs_is_converted_if_it_loads(tmp_path: Path) -> None:
     table = np.ones((3, 4), np.float32)
     model = old("g (int64[5] i) => (float[1, 5, 4] y) { h = Gather(t, i) y = Unsqueeze<axes = [0]>(h) }", 11, t=table)
     _, metrics = normalize(tmp_path, model, RAISED)
     assert (metrics["opset_after"], metrics["outputs_compared"]) == (21, False)
 
 
-def test_a_model_that_is_new_enough_keeps_its_opset(tmp_path: Path) -> None:
+def test_recent_model_keeps_its_opset(tmp_path: Path) -> None:
     path, metrics = normalize(tmp_path, graph("g (float[4] x) => (float[4] y) { y = Relu(x) }", 13), RAISED)
     assert metrics["opset_after"] == 13
     assert inspect_model(path).opsets[""] == 13

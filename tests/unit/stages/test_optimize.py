@@ -18,7 +18,7 @@ from winml_dag.stages.optimize import OptimizeConfig
 from winml_dag.stages.optimize.apply import run
 
 
-def test_the_portable_level_computes_the_same_in_fewer_nodes(tmp_path: Path) -> None:
+def test_portable_level_reduces_nodes_with_equal_results(tmp_path: Path) -> None:
     model = graph(
         """agraph (float[2, 4] x) => (float[2, 4] y) <float[4] a = {1, 2, 3, 4}, float[4] b = {5, 6, 7, 8}>
         { c = Add(a, b) d = Identity(x) e = Mul(d, c) y = Identity(e) }"""
@@ -42,15 +42,13 @@ def test_the_portable_level_computes_the_same_in_fewer_nodes(tmp_path: Path) -> 
         ),
     ],
 )
-def test_hard_swish_stays_one_operator_which_onnxruntime_spells_out(
-    tmp_path: Path, opset: int, body: str, operators: dict[str, int]
-) -> None:
+def test_hard_swish_stays_one_operator(tmp_path: Path, opset: int, body: str, operators: dict[str, int]) -> None:
     result = optimize(tmp_path, graph(f"agraph (float[2, 4] x) => (float[2, 4] y) {{ {body} }}", opset))
     assert result.ops == operators
     assert_same_results(result)
 
 
-def test_all_capabilities_together_compute_the_same(tmp_path: Path) -> None:
+def test_all_capabilities_together_give_equal_results(tmp_path: Path) -> None:
     result = optimize(tmp_path, attention_block(), *TOGETHER, standard_domain_only=True)
     applied = {flag for flag, changes in result.metrics["applied"].items() if changes}
     assert applied >= {"clamp_constant_values", "gelu_fusion"}
@@ -59,7 +57,7 @@ def test_all_capabilities_together_compute_the_same(tmp_path: Path) -> None:
     assert_same_results(result)
 
 
-def test_capabilities_without_a_place_to_apply_change_no_byte(tmp_path: Path) -> None:
+def test_inapplicable_capabilities_change_no_byte(tmp_path: Path) -> None:
     model = graph("agraph (float[2, 4] x) => (float[2, 4] y) <float[4] a = {1, 2, 3, 4}> { y = Mul(x, a) }")
     plain = optimize(tmp_path, model)
     together = optimize(tmp_path, model, *TOGETHER)
@@ -72,7 +70,7 @@ def test_capabilities_without_a_place_to_apply_change_no_byte(tmp_path: Path) ->
     assert both.content == alone.content
 
 
-def test_later_sessions_can_load_the_result_with_their_default_settings(tmp_path: Path) -> None:
+def test_result_loads_with_default_session_settings(tmp_path: Path) -> None:
     """onnxruntime's own file of this model cannot be loaded: two sessions generate the same name."""
     model = graph(
         """agraph (float[1, 6, 8] x) => (float[1, 6, 8] y) <float three = {3}>
@@ -87,7 +85,7 @@ def test_later_sessions_can_load_the_result_with_their_default_settings(tmp_path
     assert_same_results(result)
 
 
-def test_stale_shapes_of_an_exporter_are_replaced(tmp_path: Path) -> None:
+def test_stale_exporter_shapes_are_replaced(tmp_path: Path) -> None:
     model = attention_block()
     model.graph.value_info.append(helper.make_tensor_value_info("q", TensorProto.FLOAT, [3, 5]))
     model.graph.value_info.append(helper.make_tensor_value_info("gone", TensorProto.FLOAT, [3, 5]))
@@ -95,7 +93,7 @@ def test_stale_shapes_of_an_exporter_are_replaced(tmp_path: Path) -> None:
     assert optimize(tmp_path, model).content == optimize(tmp_path, attention_block()).content
 
 
-def test_a_shape_that_the_graph_does_not_confirm_is_not_passed_on(tmp_path: Path) -> None:
+def test_unconfirmed_shape_is_dropped(tmp_path: Path) -> None:
     model = graph("agraph (float[8] x, int64[2] shape) => (float[n, m] y) { a = Reshape(x, shape) y = Relu(a) }")
     model.graph.value_info.append(helper.make_tensor_value_info("a", TensorProto.FLOAT, [3, 5]))
     [value] = optimize(tmp_path, model).model.graph.value_info
@@ -104,14 +102,14 @@ def test_a_shape_that_the_graph_does_not_confirm_is_not_passed_on(tmp_path: Path
 
 
 @pytest.mark.parametrize("names", [(), TOGETHER])
-def test_every_value_has_its_shape(tmp_path: Path, names: tuple[str, ...]) -> None:
+def test_every_value_has_a_shape(tmp_path: Path, names: tuple[str, ...]) -> None:
     made = optimize(tmp_path, attention_block(), *names).model.graph
     known = {value.name for value in (*made.value_info, *made.output)}
     assert known == {name for node in made.node for name in node.output}
     assert all(dim.dim_value for value in made.value_info for dim in value.type.tensor_type.shape.dim)
 
 
-def test_operators_outside_the_standard_do_not_hide_the_shapes_after_them(tmp_path: Path) -> None:
+def test_nonstandard_operators_do_not_hide_later_shapes(tmp_path: Path) -> None:
     model = attention_block("g = Mul(h, s) a = Sin(g) y = Cos(a)", 17)
     result = optimize(tmp_path, model, "gelu_fusion")
     made = result.model.graph
@@ -119,7 +117,7 @@ def test_operators_outside_the_standard_do_not_hide_the_shapes_after_them(tmp_pa
     assert {value.name for value in (*made.value_info, *made.output)} == {name for n in made.node for name in n.output}
 
 
-def test_subgraphs_are_rewritten_too(tmp_path: Path) -> None:
+def test_subgraphs_are_rewritten(tmp_path: Path) -> None:
     model = graph(
         """agraph (bool c, float[4] x) => (float[4] y) {
         y = If (c) <
@@ -133,7 +131,7 @@ def test_subgraphs_are_rewritten_too(tmp_path: Path) -> None:
     assert (y == -50).all()
 
 
-def test_weights_in_a_file_of_their_own_stay_in_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_external_weights_stay_in_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("winml_dag.onnxmodel.files.EXTERNAL_DATA_THRESHOLD", 1)
     monkeypatch.chdir(tmp_path)
     Path("in").mkdir()
@@ -168,7 +166,7 @@ def test_weights_in_a_file_of_their_own_stay_in_one(tmp_path: Path, monkeypatch:
     ],
     ids=["EPContext", "QDQ", "an operator that onnxruntime does not know"],
 )
-def test_a_model_that_cannot_be_optimized_is_refused(tmp_path: Path, text: str, imports: str, message: str) -> None:
+def test_unoptimizable_model_is_refused(tmp_path: Path, text: str, imports: str, message: str) -> None:
     model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 21{imports}]> {text}')
     with pytest.raises(StageError, match=message) as caught:
         optimize(tmp_path, model)
@@ -192,7 +190,7 @@ def test_a_model_that_cannot_be_optimized_is_refused(tmp_path: Path, text: str, 
     ],
     ids=["names", "no kernel"],
 )
-def test_skipping_is_advised_only_where_that_can_help(tmp_path: Path, text: str, message: str, advice: str) -> None:
+def test_skip_optimize_is_suggested_only_where_it_helps(tmp_path: Path, text: str, message: str, advice: str) -> None:
     model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 21]> {text}')
     with pytest.raises(StageError, match=message) as caught:
         optimize(tmp_path, model)
@@ -200,19 +198,19 @@ def test_skipping_is_advised_only_where_that_can_help(tmp_path: Path, text: str,
     assert ("skip_optimize" in caught.value.advice) == (advice == "skip_optimize")
 
 
-def test_an_optimization_that_leaves_the_standard_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nonstandard_operators_from_optimization_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     extended = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     monkeypatch.setattr("winml_dag.stages.optimize.levels._PORTABLE_LEVEL", extended)
     with pytest.raises(StageError, match=r"com\.microsoft"):
         optimize(tmp_path, attention_block())
 
 
-def test_an_unknown_capability_is_refused(tmp_path: Path) -> None:
+def test_unknown_capability_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StageError, match="gelu_fusionn"):
         optimize(tmp_path, attention_block(), "gelu_fusionn")
 
 
-def test_a_model_without_rewrites_does_not_wait_for_the_rewriter() -> None:
+def test_rewriter_is_not_imported_without_need() -> None:
     heavy = ("onnxscript", "onnx_ir")
     code = f"import sys, winml_dag.stages.optimize.apply; print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "[]\n"

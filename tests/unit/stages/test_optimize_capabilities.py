@@ -32,7 +32,7 @@ _TESTED_ELSEWHERE = {
 
 
 @pytest.mark.parametrize(("name", "sample"), SAMPLES.items(), ids=SAMPLES)
-def test_it_makes_what_it_says_and_the_model_computes_the_same(tmp_path: Path, name: str, sample: Sample) -> None:
+def test_capability_makes_expected_operators_with_equal_results(tmp_path: Path, name: str, sample: Sample) -> None:
     result = optimize(tmp_path, sample.model, name)
     assert result.ops == sample.made
     assert result.content != optimize(tmp_path, sample.model).content
@@ -44,7 +44,7 @@ def test_it_makes_what_it_says_and_the_model_computes_the_same(tmp_path: Path, n
     assert sample.standard or "standard" in for_standard.metrics["left"][name]
 
 
-def test_the_rewrite_that_the_documentation_adds_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documented_rewrite_example_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[3] / "docs" / "architecture.md").read_text(encoding="utf-8")
     diff = page.partition("## Adding a rewrite")[2].partition("```diff")[2].partition("```")[0]
     parts = re.split(r"^ --- (\S+)$", diff, flags=re.MULTILINE)[1:]
@@ -65,7 +65,7 @@ def test_the_rewrite_that_the_documentation_adds_works(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize(("name", "sample"), PORTABLE.items(), ids=PORTABLE)
-def test_what_is_always_done_can_be_switched_off_and_done_alone(tmp_path: Path, name: str, sample: Sample) -> None:
+def test_default_capability_can_be_disabled_or_used_alone(tmp_path: Path, name: str, sample: Sample) -> None:
     usual = optimize(tmp_path, sample.model)
     without = optimize(tmp_path, sample.model, off=[name])
     assert without.ops == sample.made != usual.ops
@@ -78,18 +78,18 @@ def test_what_is_always_done_can_be_switched_off_and_done_alone(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("name", [name for name, entry in CATALOG.items() if not entry.same_as])
-def test_every_capability_has_somebody_who_does_it_or_a_reason_why_not(name: str) -> None:
+def test_every_capability_has_implementation_or_reason(name: str) -> None:
     entry = CATALOG[name]
     assert bool(entry.rewrite or entry.extended or entry.portable) is (not entry.left) or name in _NOTHING_OF_ITS_OWN
     assert not entry.rewrite or callable(rewrite_named(entry.rewrite))
 
 
-def test_every_capability_that_does_something_has_a_model_here() -> None:
+def test_every_effective_capability_has_a_sample() -> None:
     nothing = {name for name, entry in CATALOG.items() if entry.left or entry.same_as}
     assert set(CATALOG) - nothing - _NOTHING_OF_ITS_OWN - _TESTED_ELSEWHERE == {*SAMPLES, *PORTABLE}
 
 
-def test_an_unsqueeze_of_a_constant_goes_without_constant_folding_below_opset_13(tmp_path: Path) -> None:
+def test_unsqueeze_of_constant_is_removed_without_folding_below_opset_13(tmp_path: Path) -> None:
     model = graph(
         """agraph (float[1, 4] x) => (float[1, 4] y) <float[4] w = {1, 2, 3, 4}>
         { u = Unsqueeze<axes = [0]>(w) y = Add(x, u) }""",
@@ -142,7 +142,9 @@ class TestWhatIsNotItsPlace:
              {"w": np.ones((8, 4), np.float32), "b": np.ones((5, 1), np.float32)}),
         ],
     )  # fmt: skip
-    def test_it_stays(self, tmp_path: Path, name: str, body: str, constants: dict[str, np.ndarray]) -> None:
+    def test_model_that_does_not_match_is_unchanged(
+        self, tmp_path: Path, name: str, body: str, constants: dict[str, np.ndarray]
+    ) -> None:
         model = graph(f"agraph {body}", 17, **constants)
         result = optimize(tmp_path, model, name)
         assert result.content == optimize(tmp_path, model).content
@@ -158,13 +160,13 @@ class TestWhatIsNotItsPlace:
              {"roi": np.zeros(0, np.float32), "scales": np.array([1, 1, 2, 2], np.float32)}),
         ],
     )  # fmt: skip
-    def test_an_opset_that_has_no_form_for_it_is_told(
+    def test_opset_without_required_form_is_reported(
         self, tmp_path: Path, name: str, opset: int, body: str, constants: dict[str, np.ndarray]
     ) -> None:
         result = optimize(tmp_path, graph(f"agraph {body}", opset, **constants), name)
         assert f"the model has {opset}" in result.metrics["left"][name]
 
-    def test_a_size_that_is_whole_by_a_scale_that_is_not_is_no_place_for_asymmetric(self, tmp_path: Path) -> None:
+    def test_resize_with_fractional_scale_is_not_made_asymmetric(self, tmp_path: Path) -> None:
         model = graph(
             """agraph (float[1, 1, 3, 2] x) => (float[1, 1, 6, 4] y)
             { y = Resize<coordinate_transformation_mode = "tf_half_pixel_for_nn", nearest_mode = "floor">(x, r, s) }""",
@@ -176,18 +178,18 @@ class TestWhatIsNotItsPlace:
         assert not any(result.metrics["applied"].values())
         assert_same_results(result)
 
-    def test_attention_in_double_precision_stays(self, tmp_path: Path) -> None:
+    def test_double_precision_attention_is_unchanged(self, tmp_path: Path) -> None:
         model = graph(_ATTENTION.replace("float", "double"))
         assert "stay" in optimize(tmp_path, model, "attention_fusion").metrics["left"]["attention_fusion"]
 
 
-def test_attention_is_fused_before_a_shape_has_a_start(tmp_path: Path) -> None:
+def test_attention_is_fused_below_opset_15(tmp_path: Path) -> None:
     result = optimize(tmp_path, graph(_ATTENTION, 14), "attention_fusion")
     assert result.metrics["applied"] == {"attention_fusion": 1}
     assert_same_results(result)
 
 
-def test_a_bias_goes_into_a_normalization_that_is_there_already(tmp_path: Path) -> None:
+def test_bias_is_fused_into_existing_skip_layer_norm(tmp_path: Path) -> None:
     model = graph(
         """agraph (float[2, 4, 8] x, float[2, 4, 8] z) => (float[2, 4, 8] y)
         { p = MatMul(x, w) q = Add(p, d) y = com.microsoft.SkipLayerNormalization(q, z, s, b) }""",
@@ -202,7 +204,7 @@ def test_a_bias_goes_into_a_normalization_that_is_there_already(tmp_path: Path) 
     assert_same_results(result)
 
 
-def test_a_product_takes_in_a_transpose_and_a_factor(tmp_path: Path) -> None:
+def test_matmul_absorbs_transpose_and_scale(tmp_path: Path) -> None:
     model = graph(
         """agraph (float[2, 4, 3] x, float[2, 4, 3] z) => (float[2, 4, 4] y) <float s = {0.25}>
         { t = Transpose<perm = [0, 2, 1]>(z) p = MatMul(x, t) y = Mul(p, s) }"""
@@ -226,7 +228,7 @@ _ATTENTION = """agraph (float[1, 3, 8] x, float[8, 8] u, float[8, 8] v, float[8,
 
 class TestHighRankTranspose:
     @given(st.data(), st.lists(st.integers(1, 4), min_size=2, max_size=7))
-    def test_merged_axes_move_everything_to_the_same_place(self, data: st.DataObject, sizes: list[int]) -> None:
+    def test_merged_axes_transpose_equally(self, data: st.DataObject, sizes: list[int]) -> None:
         order = tuple(data.draw(st.permutations(range(len(sizes)))))
         fewer, merged_order = merged_axes(tuple(sizes), order)
         numbers = np.arange(np.prod(sizes))
@@ -238,7 +240,7 @@ class TestHighRankTranspose:
 class TestDft:
     @pytest.mark.parametrize("inverse", [0, 1])
     @pytest.mark.parametrize("parts", [1, 2])
-    def test_every_direction(self, tmp_path: Path, inverse: int, parts: int) -> None:
+    def test_dft_is_replaced_in_every_direction(self, tmp_path: Path, inverse: int, parts: int) -> None:
         model = graph(
             f"""agraph (float[2, 5, 3, {parts}] x) => (float[2, 5, 3, 2] y)
             {{ y = DFT<axis = 1, inverse = {inverse}>(x) }}""",
@@ -248,14 +250,14 @@ class TestDft:
         assert result.metrics["applied"] == {"dft_to_matmul": 1}
         assert_same_results(result)
 
-    def test_a_length_that_is_not_the_signals_stays(self, tmp_path: Path) -> None:
+    def test_dft_of_other_length_is_unchanged(self, tmp_path: Path) -> None:
         model = graph("agraph (float[2, 8, 1] x) => (float[2, n, 2] y) <int64 length = {4}> { y = DFT(x, length) }", 17)
         assert "1 DFT stay" in optimize(tmp_path, model, "dft_to_matmul").metrics["left"]["dft_to_matmul"]
 
 
 class TestExpandedAttention:
     @pytest.mark.parametrize("mask", ["", ", bool[3, 5] mask", ", float[1, 1, 3, 5] mask"])
-    def test_with_any_mask(self, tmp_path: Path, mask: str) -> None:
+    def test_attention_is_expanded_with_any_mask(self, tmp_path: Path, mask: str) -> None:
         model = graph(
             f"""agraph (float[1, 2, 3, 4] q, float[1, 2, 5, 4] k, float[1, 2, 5, 4] v{mask}) => (float[1, 2, 3, 4] y)
             {{ y = Attention<scale = 0.3>(q, k, v{", mask" if mask else ""}) }}""",
@@ -265,7 +267,7 @@ class TestExpandedAttention:
         assert "Attention" not in result.ops
         assert_same_results(result)
 
-    def test_a_row_that_is_hidden_as_a_whole_gives_nothing(self, tmp_path: Path) -> None:
+    def test_fully_masked_attention_row_gives_equal_result(self, tmp_path: Path) -> None:
         model = graph(
             """agraph (float[1, 2, 2, 4] q, float[1, 2, 2, 4] k, float[1, 2, 2, 4] v) => (float[1, 2, 2, 4] y)
             { y = Attention(q, k, v, mask) }""",
@@ -276,7 +278,7 @@ class TestExpandedAttention:
         assert "Attention" not in result.ops
         assert_same_results(result)
 
-    def test_a_causal_one_stays(self, tmp_path: Path) -> None:
+    def test_causal_attention_is_unchanged(self, tmp_path: Path) -> None:
         model = graph(
             """agraph (float[1, 2, 3, 4] q, float[1, 2, 5, 4] k, float[1, 2, 5, 4] v) => (float[1, 2, 3, 4] y)
             { y = Attention<is_causal = 1>(q, k, v) }""",
@@ -285,14 +287,14 @@ class TestExpandedAttention:
         assert "1 Attention stay" in str(optimize(tmp_path, model, "attention_expandedattention").metrics["left"])
 
 
-def test_a_row_of_zeros_is_normalized_as_before(tmp_path: Path) -> None:
+def test_row_of_zeros_is_normalized_to_zeros(tmp_path: Path) -> None:
     sample = SAMPLES["fuse_rmsnorm"]
     result = optimize(tmp_path, sample.model, "fuse_rmsnorm")
     [found] = outputs(result.model, {"x": np.zeros((2, 4, 8), np.float32)})
     assert not found.any()
 
 
-def test_from_opset_23_on_the_standard_has_rms_normalization(tmp_path: Path) -> None:
+def test_rms_norm_uses_standard_operator_from_opset_23(tmp_path: Path) -> None:
     model = graph(
         """agraph (float[2, 8] x) => (float[2, 8] y) <int64[1] axes = {-1}, float e = {0.000001},
         float[8] s = {1, 2, 3, 4, 5, 6, 7, 8}>
@@ -305,19 +307,19 @@ def test_from_opset_23_on_the_standard_has_rms_normalization(tmp_path: Path) -> 
 
 
 class TestSelection:
-    def test_what_is_needed_is_switched_on_with_it(self) -> None:
+    def test_required_capabilities_are_enabled(self) -> None:
         assert select({"bias_skip_layer_norm_fusion": True}).on == (
             "layer_norm_fusion",
             "skip_layer_norm_fusion",
             "bias_skip_layer_norm_fusion",
         )
 
-    def test_two_ways_to_say_the_same_have_the_same_essence(self) -> None:
+    def test_equivalent_choices_have_equal_essentials(self) -> None:
         assert select({"bias_gelu_fusion": True}).essential() == {"gelu_fusion": True, "bias_gelu_fusion": True}
         assert select({"matmuladd_reshapegemm": True}) == select({"matmul_add_fusion": True})
         assert select({"constant_folding": True, "pad_fusion": True, "quick_gelu_fusion": False}).essential() == {}
 
-    def test_what_is_always_done_counts_where_it_is_switched_off(self) -> None:
+    def test_disabled_default_is_essential(self) -> None:
         assert select({"pad_fusion": False}).essential() == {"pad_fusion": False}
         assert select({"ort_graph_optimization": False, "pad_fusion": True}).essential() == {
             "ort_graph_optimization": False,
@@ -332,12 +334,12 @@ class TestSelection:
             ({"cgc_constant_folding": True, "constant_folding": False}, "another name of constant_folding"),
         ],
     )
-    def test_contradictions_are_told(self, wanted: dict[str, bool], said: str) -> None:
+    def test_contradictory_choices_are_refused(self, wanted: dict[str, bool], said: str) -> None:
         with pytest.raises(RecipeError, match=said):
             select(wanted)
 
     @given(st.dictionaries(st.sampled_from(tuple(CATALOG)), st.booleans(), max_size=6))
-    def test_the_essence_of_a_choice_is_a_choice_of_the_same_essence(self, wanted: dict[str, bool]) -> None:
+    def test_essential_choice_is_idempotent(self, wanted: dict[str, bool]) -> None:
         try:
             chosen = select(wanted)
         except RecipeError:

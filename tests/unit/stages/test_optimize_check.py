@@ -33,7 +33,7 @@ def _changes(folder: Path, *names: str, standard_domain_only: bool = False) -> l
     return list(changes(_model(folder), names, target, folder / "scratch"))
 
 
-def test_nodes_and_constants_are_named(tmp_path: Path) -> None:
+def test_changed_nodes_and_constants_are_named(tmp_path: Path) -> None:
     clamp, quick = _changes(tmp_path, "clamp_constant_values", "quick_gelu_fusion")
     assert clamp == Change("clamp_constant_values", 1, constants=("low",))
     assert quick.places == 1
@@ -41,13 +41,13 @@ def test_nodes_and_constants_are_named(tmp_path: Path) -> None:
     assert [node.operator for node in quick.after] == ["com.microsoft/QuickGelu"]
 
 
-def test_what_the_target_does_not_take_is_left(tmp_path: Path) -> None:
+def test_change_unsupported_by_target_is_not_applied(tmp_path: Path) -> None:
     [quick] = _changes(tmp_path, "quick_gelu_fusion", standard_domain_only=True)
     assert quick.places == 0
     assert "ONNX standard only" in quick.left
 
 
-def test_what_is_always_done_is_told_when_it_is_asked_for(tmp_path: Path) -> None:
+def test_default_capability_is_reported_when_requested(tmp_path: Path) -> None:
     model = graph("agraph (float[2, 8] x) => (float[2, 8] y) <float[8] p = {1, 2, 3, 4, 5, 6, 7, 8}> "
                   "{ c = Exp(p) y = Mul(x, c) }", 17)  # fmt: skip
     onnx.save(model, tmp_path / "folded.onnx")
@@ -57,7 +57,7 @@ def test_what_is_always_done_is_told_when_it_is_asked_for(tmp_path: Path) -> Non
     assert "constant_folding" not in optional_capabilities()
 
 
-def test_every_sample_is_found_by_a_check_of_everything(tmp_path: Path) -> None:
+def test_check_finds_changes_of_representative_samples(tmp_path: Path) -> None:
     """A combined model would hide some; a few represent the rest."""
     for name in ("prelu_to_relu", "gather_slice_to_split_fusion", "matmuladd_conv2d2d"):
         onnx.save(SAMPLES[name].model, tmp_path / "sample.onnx")
@@ -67,7 +67,7 @@ def test_every_sample_is_found_by_a_check_of_everything(tmp_path: Path) -> None:
         assert made <= SAMPLES[name].made.keys() | {"Transpose"}
 
 
-def test_a_quantized_model_is_refused(tmp_path: Path) -> None:
+def test_quantized_model_is_refused(tmp_path: Path) -> None:
     model = graph("""agraph (float[2] x) => (float[2] y) <float s = {0.1}, uint8 z = {0}>
         { q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s, z) }""")
     onnx.save(model, tmp_path / "quantized.onnx")
@@ -76,7 +76,7 @@ def test_a_quantized_model_is_refused(tmp_path: Path) -> None:
 
 
 class TestCommand:
-    def test_all_that_would_change_something(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_cli_lists_all_changes_and_writes_nothing(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         before = _model(tmp_path).read_bytes()
         assert run(["optimize", "-m", str(tmp_path / "model.onnx"), "--check-optim"]) == 0
         said = capsys.readouterr().out
@@ -86,7 +86,7 @@ class TestCommand:
         assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
         assert (tmp_path / "model.onnx").read_bytes() == before
 
-    def test_named_ones_as_an_object(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_cli_checks_named_capabilities_as_json(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         arguments = ["--check-optim", "--enable", "Clamp-Constant-Values", "--enable-gelu-fusion", "--format", "json"]
         assert run(["optimize", "-m", str(_model(tmp_path)), *arguments, "--ep", "qnn"]) == 0
         found = json.loads(capsys.readouterr().out)
@@ -96,13 +96,13 @@ class TestCommand:
             "gelu_fusion": 0,
         }
 
-    def test_a_refusal_is_an_object_too(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_cli_reports_error_as_json(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         arguments = ["--check-optim", "--enable", "gelu_fusionn", "--format", "json"]
         assert run(["optimize", "-m", str(_model(tmp_path)), *arguments]) == 2
         [error] = json.loads(capsys.readouterr().out)["errors"]
         assert "gelu_fusion" in error
 
-    def test_the_catalog(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_cli_lists_the_capability_catalog(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert run(["optimize", "--list-capabilities", "--format", "json"]) == 0
         found = {each["name"]: each for each in json.loads(capsys.readouterr().out)["capabilities"]}
         assert found["bias_gelu_fusion"]["needs"] == ["gelu_fusion"]

@@ -41,7 +41,7 @@ def of(text: str, imports: str = '"": 17', ir_version: int = 8) -> onnx.ModelPro
     return onnx.parser.parse_model(f"<ir_version: {ir_version}, opset_import: [{imports}]> {text}")
 
 
-def test_a_share_of_the_node_cases_computes_what_it_did(tmp_path: Path) -> None:
+def test_onnx_node_cases_give_equal_results(tmp_path: Path) -> None:
     chosen = [case for index, case in enumerate(cases(without=SLOW)) if index % EVERY == 0 or case.name in SPECIAL]
     assert {case.name for case in chosen} >= SPECIAL
     verdicts = []
@@ -131,7 +131,7 @@ def _sparse() -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("model", [*MODELS.values(), _sparse()], ids=[*MODELS, "a sparse constant"])
-def test_what_others_make_computes_what_it_did(tmp_path: Path, model: onnx.ModelProto) -> None:
+def test_foreign_models_give_equal_results(tmp_path: Path, model: onnx.ModelProto) -> None:
     for off in ((), ("ort_graph_optimization", "constant_folding")):
         result = optimize(tmp_path, model, off=off)
         for one, other in zip(outputs(model, feeds(model)), outputs(result.model, feeds(model)), strict=True):
@@ -143,7 +143,7 @@ def test_what_others_make_computes_what_it_did(tmp_path: Path, model: onnx.Model
             assert len(made) == len(set(made))
 
 
-def test_a_model_in_float16_that_the_cpu_casts_is_left_as_it_is(tmp_path: Path) -> None:
+def test_float16_model_cast_by_cpu_is_unchanged(tmp_path: Path) -> None:
     model = of("agraph (float16[2, 2] x) => (float16[2, 2] y) { z = Identity (x) y = MatMul (z, z) }")
     result = optimize(tmp_path, model, "clamp_constant_values")
     assert result.model == model
@@ -171,7 +171,7 @@ def test_a_model_in_float16_that_the_cpu_casts_is_left_as_it_is(tmp_path: Path) 
     ],
     ids=["IR", "opset", "opset of another domain", "no opset"],
 )
-def test_a_version_that_onnxruntime_does_not_read_is_told(tmp_path: Path, model: onnx.ModelProto, message: str) -> None:
+def test_unsupported_version_is_reported(tmp_path: Path, model: onnx.ModelProto, message: str) -> None:
     with pytest.raises(StageError, match=message) as caught:
         optimize(tmp_path, model)
     assert "/onnxruntime_src" not in caught.value.message

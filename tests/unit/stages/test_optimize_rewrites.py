@@ -23,14 +23,14 @@ MASKED = f"""agraph (float[2, 4, 8, 8] x, int64[2, 1, 1, 8] mask) => (float[2, 4
 
 
 class TestClampConstantValues:
-    def test_a_mask_that_is_computed_from_the_lowest_float_hides_as_before(self, tmp_path: Path) -> None:
+    def test_computed_mask_is_clamped_and_still_masks(self, tmp_path: Path) -> None:
         result = optimize(tmp_path, graph(MASKED), "clamp_constant_values")
         assert result.metrics["applied"] == {"clamp_constant_values": 1}
         assert min(values.min() for values in result.constants.values()) == -50
         assert_same_results(result)
 
     @pytest.mark.parametrize("fill", ["-inf", "-1e30", "-10000.0", f"{LOWEST:.9g}"])
-    def test_a_fill_value_becomes_the_bound(self, tmp_path: Path, fill: str) -> None:
+    def test_fill_value_is_clamped(self, tmp_path: Path, fill: str) -> None:
         model = graph(
             """agraph (float[2, 8] x, bool[2, 8] keep) => (float[2, 8] y)
             { shown = Where(keep, x, fill) y = Softmax<axis = -1>(shown) }""",
@@ -40,7 +40,7 @@ class TestClampConstantValues:
         assert [float(values) for values in result.constants.values()] == [-50]
         assert_same_results(result)
 
-    def test_a_folded_mask_keeps_its_ordinary_values(self, tmp_path: Path) -> None:
+    def test_folded_mask_keeps_ordinary_values(self, tmp_path: Path) -> None:
         mask = np.where(np.tri(8, dtype=bool), np.float32(0.25), np.float32(LOWEST))
         model = graph("agraph (float[8, 8] x) => (float[8, 8] y) { y = Add(x, mask) }", mask=mask)
         result = optimize(tmp_path, model, "clamp_constant_values")
@@ -48,7 +48,7 @@ class TestClampConstantValues:
 
     @given(st.lists(st.floats(width=32, allow_nan=False), min_size=4, max_size=4))
     @settings(max_examples=6, deadline=None)
-    def test_only_huge_values_change(self, numbers: list[float]) -> None:
+    def test_only_huge_values_are_clamped(self, numbers: list[float]) -> None:
         constant = np.array(numbers, np.float32)
         model = graph("agraph (float[4] x) => (float[4] y) { y = Add(x, constant) }", constant=constant)
         with tempfile.TemporaryDirectory() as folder:
@@ -57,7 +57,7 @@ class TestClampConstantValues:
         huge = (constant <= -1e4) | (constant >= 1e9)
         np.testing.assert_array_equal(found, np.where(huge, np.copysign(np.float32(50), constant), constant))
 
-    def test_a_fill_value_in_an_attribute_becomes_the_bound(self, tmp_path: Path) -> None:
+    def test_fill_value_in_attribute_is_clamped(self, tmp_path: Path) -> None:
         model = graph(
             """agraph (float[n, 8] x, int64[2] shape) => (float[n, 8] y)
             { fill = ConstantOfShape<value = float[1] {-3e38}>(shape) y = Add(x, fill) }"""
@@ -66,7 +66,7 @@ class TestClampConstantValues:
         [node] = [node for node in result.model.graph.node if node.op_type == "ConstantOfShape"]
         assert numpy_helper.to_array(node.attribute[0].t) == [-50]
 
-    def test_a_constant_shared_with_a_clip_is_clamped_only_for_the_others(self, tmp_path: Path) -> None:
+    def test_constant_shared_with_clip_is_clamped_for_others_only(self, tmp_path: Path) -> None:
         model = graph(
             """agraph (float[8] x, bool[8] keep) => (float[8] y, float[8] z) <float low = {-3.4e38}>
             { y = Clip(x, low) z = Where(keep, x, low) }"""
@@ -109,13 +109,13 @@ def _gelu(form: str, end: str, opset: int) -> onnx.ModelProto:
 class TestGeluFusion:
     @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
     @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-    def test_every_spelling_becomes_the_standard_operator(self, tmp_path: Path, form: str, end: str) -> None:
+    def test_every_gelu_spelling_becomes_gelu(self, tmp_path: Path, form: str, end: str) -> None:
         result = optimize(tmp_path, _gelu(form, end, 20), "gelu_fusion", standard_domain_only=True)
         assert result.ops == {"Gelu": 1}
         assert_same_results(result)
 
     @pytest.mark.parametrize(("form", "operator"), [(ERF, "Gelu"), (TANH, "FastGelu")])
-    def test_below_opset_20_it_becomes_onnxruntimes_own_if_that_is_allowed(
+    def test_gelu_below_opset_20_becomes_onnxruntime_gelu_if_allowed(
         self, tmp_path: Path, form: str, operator: str
     ) -> None:
         model = _gelu(form, ENDS["half of x"], 17)
@@ -127,7 +127,7 @@ class TestGeluFusion:
         assert "opset 20" in result.metrics["left"]["gelu_fusion"]
         assert result.content == optimize(tmp_path, model).content
 
-    def test_a_value_that_is_read_elsewhere_stays(self, tmp_path: Path) -> None:
+    def test_gelu_value_with_other_readers_is_unchanged(self, tmp_path: Path) -> None:
         model = _gelu(TANH, ENDS["half of x"], 20)
         model.graph.output.append(onnx.helper.make_tensor_value_info("f", 1, [2, 8]))
         result = optimize(tmp_path, model, "gelu_fusion")
@@ -158,7 +158,7 @@ class TestLayerNormFusion:
         ],
         ids=["division", "reciprocal", "no bias"],
     )
-    def test_every_spelling_becomes_one_operator(self, tmp_path: Path, opset: int, end: str) -> None:
+    def test_every_layer_norm_spelling_becomes_one_operator(self, tmp_path: Path, opset: int, end: str) -> None:
         result = optimize(tmp_path, _layer_norm(opset, end), "layer_norm_fusion")
         assert result.ops == {"LayerNormalization": 1}
         assert_same_results(result)
@@ -168,13 +168,13 @@ class TestLayerNormFusion:
         [("x", "float b = {1}"), ("b", "float[4, 1] b = {1, 2, 3, 4}")],
         ids=["a residual", "no vector of the last axis"],
     )
-    def test_what_is_no_bias_stays_apart(self, tmp_path: Path, added: str, bias: str) -> None:
+    def test_unsuitable_bias_is_not_fused_into_layer_norm(self, tmp_path: Path, added: str, bias: str) -> None:
         end = f"i = Reciprocal(r) n = Mul(d, i) k = Mul(n, s) y = Add(k, {added})"
         result = optimize(tmp_path, _layer_norm(18, end, bias=bias), "layer_norm_fusion")
         assert result.ops == {"LayerNormalization": 1, "Add": 1}
         assert_same_results(result)
 
-    def test_before_opset_17_it_stays_and_says_so(self, tmp_path: Path) -> None:
+    def test_layer_norm_before_opset_17_is_unchanged_and_reported(self, tmp_path: Path) -> None:
         model = _layer_norm(13, "n = Div(d, r) k = Mul(n, s) y = Add(k, b)")
         result = optimize(tmp_path, model, "layer_norm_fusion")
         assert "opset 17" in result.metrics["left"]["layer_norm_fusion"]
@@ -184,7 +184,7 @@ class TestLayerNormFusion:
 class TestMatMulAddFusion:
     @pytest.mark.parametrize("shape", ["5, 4", "n, 4", "2, 5, 4", "n, 5, 4", "n, 2, 5, 4"])
     @pytest.mark.parametrize("order", ["p, b", "b, p"])
-    def test_the_bias_goes_into_a_gemm(self, tmp_path: Path, shape: str, order: str) -> None:
+    def test_bias_is_fused_into_gemm(self, tmp_path: Path, shape: str, order: str) -> None:
         result = optimize(tmp_path, self._linear(shape, f"y = Add({order})"), "matmul_add_fusion")
         reshapes = 0 if shape.count(",") == 1 else 2
         assert result.ops == {"Gemm": 1} | ({"Reshape": reshapes} if reshapes else {})
@@ -195,7 +195,7 @@ class TestMatMulAddFusion:
         [("n, m, 4", "float[3] b = {1, 2, 3}"), ("1, 4", "float[2, 1] b = {1, 2}"), ("5, 4", "float b = {2}")],
         ids=["two unknown dimensions", "a bias that makes the result larger", "a single number"],
     )
-    def test_what_is_no_row_of_biases_stays(self, tmp_path: Path, shape: str, bias: str) -> None:
+    def test_unsuitable_bias_is_not_fused_into_gemm(self, tmp_path: Path, shape: str, bias: str) -> None:
         model = self._linear(shape, "y = Add(p, b)", bias)
         result = optimize(tmp_path, model, "matmul_add_fusion")
         assert result.metrics["applied"] == {"matmul_add_fusion": 0}
@@ -216,12 +216,12 @@ GUARDED = """agraph (float[2, 8] x) => (float[2, 8] y) <float none = {{{}}}>
 
 
 class TestRemoveIsNanInAttentionMask:
-    def test_the_guard_after_a_softmax_goes(self, tmp_path: Path) -> None:
+    def test_isnan_guard_after_softmax_is_removed(self, tmp_path: Path) -> None:
         result = optimize(tmp_path, graph(GUARDED.format(0, "Softmax<axis = -1>(x)")), "remove_isnan_in_attention_mask")
         assert result.ops == {"Softmax": 1, "Relu": 1}
         assert_same_results(result)
 
-    def test_a_guard_whose_result_is_the_models_goes(self, tmp_path: Path) -> None:
+    def test_isnan_guard_on_model_output_is_removed(self, tmp_path: Path) -> None:
         model = graph(
             """agraph (float[2, 8] x) => (float[2, 8] y) <float zero = {0}>
             { s = Softmax<axis = -1>(x) n = IsNaN(s) y = Where(n, zero, s) }"""
@@ -245,7 +245,7 @@ class TestReshapeMergedReshape:
         ],
         ids=["flatten", "free batch size", "squeeze and unsqueeze"],
     )
-    def test_a_chain_becomes_one_reshape(self, tmp_path: Path, signature: str, body: str) -> None:
+    def test_reshape_chain_becomes_one_reshape(self, tmp_path: Path, signature: str, body: str) -> None:
         model = graph(
             f"""agraph {signature} <int64[2] a = {{8, 8}}, int64[3] b = {{4, 2, 8}}, int64[2] c = {{-1, 8}},
             int64[3] d = {{-1, 4, 8}}, int64[3] e = {{-1, 2, 16}}, int64[1] one = {{1}}> {{ {body} }}"""
@@ -297,7 +297,7 @@ STAYS = {
 
 
 @pytest.mark.parametrize(("name", "model"), STAYS.values(), ids=STAYS)
-def test_what_is_not_its_place_stays(tmp_path: Path, name: str, model: onnx.ModelProto) -> None:
+def test_model_that_does_not_match_is_unchanged(tmp_path: Path, name: str, model: onnx.ModelProto) -> None:
     result = optimize(tmp_path, model, name)
     assert result.content == optimize(tmp_path, model).content
     assert ("GPU providers" in str(result.metrics["left"])) == (name == "bias_softmax_fusion")

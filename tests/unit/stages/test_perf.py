@@ -37,7 +37,7 @@ from winml_dag.stages.perf.measurement import batch_size_of, in_batches, of_size
 
 @given(st.lists(st.integers(1, 10**12), min_size=1, max_size=300), st.sampled_from([1, 50, 90, 99, 100]))
 @settings(max_examples=30)
-def test_a_percentile_is_a_value_that_was_measured(values: list[int], percent: int) -> None:
+def test_percentile_is_a_measured_value(values: list[int], percent: int) -> None:
     found = percentile(sorted(values), percent)
     assert found in values
     assert found == np.percentile(values, percent, method="inverted_cdf")
@@ -45,7 +45,7 @@ def test_a_percentile_is_a_value_that_was_measured(values: list[int], percent: i
 
 @given(st.lists(st.integers(1, 10**9), min_size=1, max_size=50))
 @settings(max_examples=30)
-def test_figures_are_those_of_all_inferences_in_milliseconds(values: list[int]) -> None:
+def test_latency_figures_cover_all_inferences_in_ms(values: list[int]) -> None:
     told = latency_json(Latencies(tuple(values), sum(values)))
     assert told["inferences"] == len(values)
     assert (told["min"], told["max"]) == (min(values) / 1e6, max(values) / 1e6)
@@ -53,12 +53,12 @@ def test_figures_are_those_of_all_inferences_in_milliseconds(values: list[int]) 
     assert told["std"] == pytest.approx(np.std(values) / 1e6, abs=1e-12)
 
 
-def test_throughput_counts_the_samples_of_a_batch_and_the_time_between_inferences() -> None:
+def test_throughput_counts_batch_samples_and_total_time() -> None:
     told = throughput_json(Latencies((10_000_000, 10_000_000), together=40_000_000), batch_size=4)
     assert told == {"inferences_per_second": 50.0, "samples_per_second": 200.0}
 
 
-def test_warming_up_is_not_measured_and_progress_is_told_to_its_end() -> None:
+def test_warm_up_runs_are_not_measured() -> None:
     asked: list[int] = []
     told: list[tuple[int, int | None, str]] = []
     found = measure(asked.append, PerfFields(warmup=3, iterations=5), lambda *words: told.append(words))
@@ -68,7 +68,7 @@ def test_warming_up_is_not_measured_and_progress_is_told_to_its_end() -> None:
     assert (told[0], told[-1]) == ((0, 3, "warm-up inferences"), (5, 5, "inferences"))
 
 
-def test_measuring_ends_when_its_time_is_up_but_not_before_one_inference() -> None:
+def test_duration_limit_still_measures_one_inference() -> None:
     asked: list[int] = []
     found = measure(asked.append, PerfFields(warmup=0, iterations=None, duration=1e-9))
     assert len(found.each) == len(asked) == 1
@@ -85,13 +85,13 @@ def test_measuring_ends_when_its_time_is_up_but_not_before_one_inference() -> No
     ],
     ids=["a short inference", "few inferences", "other programs", "hardly any other program", "nothing"],
 )
-def test_what_makes_latencies_doubtful_is_said(each: tuple[int, ...], share: float | None, words: str) -> None:
+def test_doubtful_latencies_are_warned_about(each: tuple[int, ...], share: float | None, words: str) -> None:
     told = list(of_latencies(Latencies(each, 2 * 10**9, share), tick_ns=100))
     assert len(told) == bool(words)
     assert all(re.search(words, notice) for notice in told)
 
 
-def test_this_machine_tells_of_its_clock_its_memory_and_its_threads() -> None:
+def test_machine_clock_memory_and_threads_are_readable() -> None:
     assert 0 < clock_resolution_ns() < 10**9
     found = resident()
     assert found.peak is not None
@@ -103,14 +103,14 @@ def test_this_machine_tells_of_its_clock_its_memory_and_its_threads() -> None:
     assert sys.platform != "linux" or str(os.getpid()) in waited_ns()
 
 
-def test_what_threads_waited_is_that_of_the_one_that_waited_longest() -> None:
+def test_waited_share_is_that_of_longest_waiting_thread() -> None:
     before, after = {"1": 100, "2": 50}, {"1": 110, "2": 90, "3": 30}
     assert waited_share(before, after, passed_ns=80) == 0.5
     assert waited_share(before, after, passed_ns=20) == 1.0
     assert waited_share({}, {}, passed_ns=80) is None
 
 
-def test_open_sizes_are_told_of_but_not_the_batch() -> None:
+def test_open_sizes_other_than_batch_are_reported() -> None:
     batch, both = TensorSpec("x", "float32", ("n", 8)), TensorSpec("ids", "int64", ("n", "length"))
     (notice,) = of_open_sizes((batch, both), {})
     assert "ids ['n', 'length']" in notice
@@ -123,7 +123,7 @@ def test_open_sizes_are_told_of_but_not_the_batch() -> None:
 
 @given(st.integers(1, 12), st.integers(1, 8))
 @settings(max_examples=50)
-def test_samples_are_put_together_in_order_and_used_again_when_a_batch_has_more(count: int, size: int) -> None:
+def test_samples_are_batched_in_order_and_repeated_to_fill(count: int, size: int) -> None:
     samples = [{"x": np.full((1, 2), number), "y": np.full((1, 1), -number)} for number in range(count)]
     batches = in_batches(samples, size)
     inputs = [TensorSpec(name, "int64", ("n", width)) for name, width in (("x", 2), ("y", 1))]
@@ -149,7 +149,7 @@ def test_samples_are_put_together_in_order_and_used_again_when_a_batch_has_more(
         pytest.param({}, None, 1, id="no inputs"),
     ],
 )
-def test_the_first_axis_is_a_batch_only_where_something_says_so(
+def test_first_axis_is_batch_only_if_declared(
     shapes: dict[str, tuple[int | str, ...]], given: int | None, samples: int
 ) -> None:
     inputs = [TensorSpec(name, "float32", shape) for name, shape in shapes.items()]
@@ -162,7 +162,7 @@ def linear(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return linear_model(tmp_path_factory.mktemp("model") / "m.onnx", table(3)[:4])
 
 
-def test_speed_comes_as_figures_and_from_the_cache_the_second_time(linear: Path, tmp_path: Path) -> None:
+def test_perf_result_is_cached(linear: Path, tmp_path: Path) -> None:
     how = {"iterations": 7, "warmup": 0, "loads": 1}
     first = measure_onnx(linear, config=how, output_dir=tmp_path / "report", cache_dir=tmp_path / "cache")
     assert isinstance(first, PerfResult)
@@ -178,7 +178,7 @@ def test_speed_comes_as_figures_and_from_the_cache_the_second_time(linear: Path,
         measure_onnx(linear, config={"iterations": 0}, cache_dir=tmp_path / "cache")
 
 
-def test_accuracy_comes_as_metrics_and_outputs_as_figures(linear: Path, tmp_path: Path) -> None:
+def test_evaluation_returns_metrics_and_output_figures(linear: Path, tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
     right = (x @ table(3)[:4]).argmax(1)
     np.savez(tmp_path / "data.npz", x=x, label=np.where(np.arange(20) % 4 == 0, (right + 1) % 3, right))

@@ -127,7 +127,7 @@ def assert_close(result: Result, model: onnx.ModelProto, least: float) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", NETS)
-def test_every_mode_makes_a_valid_model_of_control_flow(tmp_path: Path, name: str, mode: str) -> None:
+def test_every_mode_makes_valid_control_flow_model(tmp_path: Path, name: str, mode: str) -> None:
     model = net(NETS[name])
     assert_close(quantized(tmp_path, model, mode), model, LEAST[mode])
 
@@ -143,13 +143,13 @@ def test_every_mode_makes_a_valid_model_of_control_flow(tmp_path: Path, name: st
     ids=str,
 )
 @pytest.mark.parametrize("name", NETS)
-def test_float16_with_parts_in_float32_is_valid(tmp_path: Path, name: str, fields: dict[str, Any]) -> None:
+def test_fp16_with_float32_parts_is_valid(tmp_path: Path, name: str, fields: dict[str, Any]) -> None:
     model = net(NETS[name])
     result = quantized(tmp_path, model, "fp16", **fields)
     assert_close(result, model, LEAST["fp16"])
 
 
-def test_weights_of_inner_graphs_become_integers(tmp_path: Path) -> None:
+def test_inner_graph_weights_are_quantized(tmp_path: Path) -> None:
     model = net(BRANCHES)
     for mode, dtype, operator in (("dynamic", "uint8", "MatMulInteger"), ("rtn", "uint8", "MatMulNBits")):
         result = quantized(tmp_path, model, mode)
@@ -162,7 +162,7 @@ def test_weights_of_inner_graphs_become_integers(tmp_path: Path) -> None:
         assert kept["float32"] < WIDTH * WIDTH * 4
 
 
-def test_convolutions_of_branches_whose_weights_are_outside_become_integers(tmp_path: Path) -> None:
+def test_branch_convolutions_with_outer_weights_are_quantized(tmp_path: Path) -> None:
     """PyTorch puts all weights into the outermost graph. One that both branches read stays in float."""
     model = of("""g (float[1, 4, 8, 8] x, bool c) => (float[1, 4, 8, 8] y) {
         y = If (c) <
@@ -176,7 +176,7 @@ def test_convolutions_of_branches_whose_weights_are_outside_become_integers(tmp_
     assert_close(result, model, LEAST["dynamic"])
 
 
-def test_what_static_quantization_does_not_reach_is_counted_and_told(tmp_path: Path) -> None:
+def test_nodes_unreached_by_static_are_counted_with_reason(tmp_path: Path) -> None:
     metrics = quantized(tmp_path, net(BRANCHES), "static").metrics
     assert metrics["nodes_quantized"] == 2
     assert metrics["nodes_skipped"] == 8
@@ -186,7 +186,7 @@ def test_what_static_quantization_does_not_reach_is_counted_and_told(tmp_path: P
     assert metrics["nodes_skipped_by_type"]["MatMul"] == 2
 
 
-def test_a_model_whose_nodes_are_all_inside_of_a_branch_is_no_success(tmp_path: Path) -> None:
+def test_static_refuses_model_with_all_nodes_in_branches(tmp_path: Path) -> None:
     model = net(
         f"""agraph ({X} x, bool c) => ({X} y) {{ y = If (c) <
         then_branch = yes () => ({X} t) {{ t = MatMul (x, inner) }},
@@ -198,7 +198,7 @@ def test_a_model_whose_nodes_are_all_inside_of_a_branch_is_no_success(tmp_path: 
     assert quantized(tmp_path, model, "dynamic").metrics["nodes_quantized"] == 2
 
 
-def test_a_node_inside_of_a_branch_can_be_left_out_by_name(tmp_path: Path) -> None:
+def test_branch_node_can_be_excluded_by_name(tmp_path: Path) -> None:
     model = net(BRANCHES)
     branch = next(graph for graph in graphs_of(model.graph) if graph.name == "yes")
     branch.node[0].name = "kept"
@@ -215,7 +215,7 @@ FUNCTION = f"""agraph ({X} x) => ({X} y) {{ t = my.Block (x, first) y = my.Block
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_weights_that_functions_read_are_quantized(tmp_path: Path, mode: str) -> None:
+def test_weights_read_by_functions_are_quantized(tmp_path: Path, mode: str) -> None:
     model = net(FUNCTION, '"": 17, "my": 1')
     result = quantized(tmp_path, model, mode)
     assert result.metrics["nodes_quantized"] >= 2
@@ -241,11 +241,11 @@ def sparse() -> onnx.ModelProto:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("model", [*map(net, ODD.values()), sparse()], ids=[*ODD, "a sparse weight"])
-def test_constants_and_inputs_in_odd_places_are_quantized(tmp_path: Path, model: onnx.ModelProto, mode: str) -> None:
+def test_unusual_constants_and_inputs_are_quantized(tmp_path: Path, model: onnx.ModelProto, mode: str) -> None:
     assert_close(quantized(tmp_path, model, mode), model, LEAST[mode])
 
 
-def test_a_model_without_nodes_is_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_model_without_nodes_is_refused(tmp_path: Path) -> None:
     model = of("g (float[2] x) => (float[2] x) { }")
     for mode in MODES:
         with pytest.raises(StageError) as caught:
@@ -253,7 +253,7 @@ def test_a_model_without_nodes_is_refused_in_a_sentence(tmp_path: Path) -> None:
         assert caught.value.message.startswith("The model computes nothing in float32")
 
 
-def test_nodes_are_sorted_by_what_inner_graphs_read_too() -> None:
+def test_node_sorting_respects_inner_graph_reads() -> None:
     model = net(BRANCHES)
     nodes = list(model.graph.node)
     shuffled = onnx.ModelProto.FromString(model.SerializeToString())
@@ -268,7 +268,7 @@ BRANCH = """[look] seen = If (c) <then_branch = yes () => (float[] t) {{ t = {} 
 
 
 @pytest.mark.parametrize("read", ["Identity (n)", "MatMul (x, up)"])
-def test_equalizing_leaves_a_branch_what_it_reads(tmp_path: Path, read: str) -> None:
+def test_equalization_keeps_values_read_by_branches(tmp_path: Path, read: str) -> None:
     """What is equalized, and a matrix of what is."""
     model = outlier_model(17, after=False)
     look = of(f"look (bool c) => (float[] seen) {{ {BRANCH.format(read)} }}").graph
@@ -283,7 +283,7 @@ def test_equalizing_leaves_a_branch_what_it_reads(tmp_path: Path, read: str) -> 
     assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
 
 
-def test_a_bound_in_a_branch_keeps_its_meaning_where_a_mask_is_the_same_constant(tmp_path: Path) -> None:
+def test_branch_bound_shared_with_mask_is_unchanged(tmp_path: Path) -> None:
     lowest = float(np.finfo(np.float32).min)
     branch = BRANCH.format("Clip (x, low)")
     model = of(f"g (float[1, 4] x, bool c) => (float[1, 4] y, float[1, 4] seen) {{ y = Add (x, low) {branch} }}")
@@ -296,7 +296,7 @@ def test_a_bound_in_a_branch_keeps_its_meaning_where_a_mask_is_the_same_constant
     assert constants[made.graph.node[0].input[1]] == -50
 
 
-def test_a_constant_that_a_branch_reads_too_is_nobodys_own() -> None:
+def test_constant_read_by_branch_is_not_owned_by_a_node() -> None:
     branch = BRANCH.format("Add (x, k)")
     model = of(f"g (float[4] x, bool c) => (float[4] y, float[4] seen) <float k = {{2}}> {{ y = Mul (x, k) {branch} }}")
     model.graph.node[0].name = "scale"

@@ -58,7 +58,7 @@ def activation_points(result: Result) -> set[int]:
 
 
 class TestWeights:
-    def test_per_channel_of_dynamic_is_a_scale_for_each_column(self, tmp_path):
+    def test_dynamic_per_channel_gives_a_scale_per_column(self, tmp_path):
         for per_channel, shape in ((False, ()), (True, (WIDTH,))):
             result = quantize(tmp_path, text_model(), "dynamic", weight_type="int8", per_channel=per_channel)
             assert constants(result)["wq_scale"].shape == shape
@@ -66,7 +66,7 @@ class TestWeights:
     @pytest.mark.parametrize(
         ("rules", "per_channel"), [(None, False), ("qnn", True), ("onnxruntime", False), ("onnxruntime", True)]
     )
-    def test_reduced_range_leaves_one_bit_of_each_weight_unused(self, tmp_path, static, rules, per_channel):
+    def test_reduce_range_leaves_one_weight_bit_unused(self, tmp_path, static, rules, per_channel):
         full, reduced = (
             weight(
                 static(rules, per_channel=per_channel, reduce_range=reduce)
@@ -79,13 +79,13 @@ class TestWeights:
         assert np.ptp(reduced) <= 128
 
     @pytest.mark.parametrize("symmetric", [True, False])
-    def test_symmetric_weights_of_dynamic_have_their_zero_in_the_middle(self, tmp_path, symmetric):
+    def test_symmetric_dynamic_weights_have_central_zero_point(self, tmp_path, symmetric):
         result = quantize(tmp_path, text_model(), "dynamic", weight_type="uint8", weight_symmetric=symmetric)
         assert (weight_points(result) <= {127, 128}) == symmetric
 
     @pytest.mark.parametrize("weight_type", ["int4", "uint4"])
     @pytest.mark.parametrize("opset", [17, 21])
-    def test_four_bit_weights_have_sixteen_steps_and_run(self, static, weight_type, opset):
+    def test_four_bit_weights_have_at_most_16_values(self, static, weight_type, opset):
         result = static(model=image_model(opset), weight_type=weight_type, activation_type="uint16")
         assert result.metrics["weights_by_type"] == {weight_type: 3}
         assert len(np.unique(weight(result, "w1"))) <= 16
@@ -95,7 +95,7 @@ class TestWeights:
 
 class TestActivations:
     @pytest.mark.parametrize("rules", RULES)
-    def test_symmetric_activations_have_their_zero_in_the_middle_whatever_the_weights_have(self, static, rules):
+    def test_activation_and_weight_symmetry_are_independent(self, static, rules):
         activations = static(rules, activation_symmetric=True, weight_symmetric=False, per_channel=False)
         assert activation_points(activations) <= {127, 128}
         assert not weight_points(activations) <= {127, 128}
@@ -122,7 +122,7 @@ class TestLeftOut:
         ],
     )
     @pytest.mark.parametrize("run", ["static", "dynamic", "fp16"], indirect=True)
-    def test_what_is_left_out_keeps_its_float_weights_and_says_why(self, run, fields, reason):
+    def test_excluded_nodes_keep_float_weights_with_reason(self, run, fields, reason):
         result = run(**fields)
         matmuls = [node for node in result.model.graph.node if node.op_type == "MatMul"]
         floats = {t.name for t in result.model.graph.initializer if t.data_type == TensorProto.FLOAT}
@@ -131,12 +131,12 @@ class TestLeftOut:
         assert {"wq", "wk", "wo"} <= floats
         assert result.metrics["nodes_skipped_reasons"]["MatMul"] == {reason: 5}
 
-    def test_rtn_is_for_what_it_has_rules_for_and_refuses_when_that_is_left_out(self, tmp_path):
+    def test_rtn_refuses_when_all_supported_operators_are_excluded(self, tmp_path):
         for fields in ({"op_types_to_exclude": ("Mat*",)}, {"op_types_to_quantize": ("Gather", "Gemm")}):
             with pytest.raises(StageError, match="no weights"):
                 quantize(tmp_path, text_model(), "rtn", rtn_block_size=16, **fields)
 
-    def test_one_node_alone_can_be_left_out(self, run):
+    def test_single_node_can_be_excluded(self, run):
         result = run(nodes_to_exclude=("project",))
         assert "wo" in {t.name for t in result.model.graph.initializer if t.data_type == TensorProto.FLOAT}
         assert "wq" not in {t.name for t in result.model.graph.initializer if t.data_type == TensorProto.FLOAT}
@@ -154,22 +154,22 @@ class TestLeftOut:
             ({"op_types_to_quantize": ("Zoft*",)}, "Zoft", ""),
         ],
     )
-    def test_what_fits_nothing_is_refused_with_the_nearest(self, run, fields, message, advice):
+    def test_unmatched_exclusion_is_refused_with_nearest(self, run, fields, message, advice):
         with pytest.raises(StageError, match=message.replace("*", ".")) as caught:
             run(**fields)
         assert advice in (caught.value.advice or "")
 
-    def test_an_operator_that_other_models_have_is_no_mistake(self, run):
+    def test_excluding_a_known_absent_operator_is_allowed(self, run):
         assert run(op_types_to_exclude=("GroupQueryAttention", "LSTM")).metrics["nodes_quantized"] > 0
 
 
 class TestReasons:
-    def test_dynamic_says_of_each_node_what_decided(self, tmp_path):
+    def test_dynamic_reports_skip_reason_per_operator(self, tmp_path):
         reasons = quantize(tmp_path, text_model(), "dynamic").metrics["nodes_skipped_reasons"]
         assert reasons["MatMul"] == {"its weight is not constant": 2}
         assert reasons["Softmax"] == {"no rule for this operator": 1}
 
-    def test_rtn_says_of_each_node_what_decided(self, tmp_path):
+    def test_rtn_reports_skip_reason_per_operator(self, tmp_path):
         result = quantize(tmp_path, text_model(), "rtn", rtn_block_size=16, nodes_to_exclude=("query",))
         assert result.metrics["nodes_skipped_reasons"]["MatMul"] == {
             "excluded by quant.nodes_to_exclude": 1,
@@ -177,7 +177,7 @@ class TestReasons:
         }
         assert result.metrics["nodes_skipped_reasons"]["Gather"] == {"no rule for this operator": 1}
 
-    def test_fp16_tells_what_has_no_float16_form_from_what_was_listed(self, tmp_path):
+    def test_fp16_distinguishes_unsupported_from_excluded(self, tmp_path):
         model = text_model()
         model.graph.node.append(onnx.helper.make_node("CumSum", ["hidden_state", "axis_0"], ["sums"], "sum"))
         model.graph.output.append(onnx.helper.make_tensor_value_info("sums", TensorProto.FLOAT, None))
@@ -190,12 +190,12 @@ class TestReasons:
 
 
 class TestHalf:
-    def test_nodes_in_float32_that_read_one_tensor_load(self, tmp_path):
+    def test_float32_nodes_sharing_a_tensor_have_unique_names(self, tmp_path):
         result = quantize(tmp_path, text_model(), "fp16", fp16_op_block_list=("MatMul",))
         names = [node.name for node in result.model.graph.node]
         assert len(names) == len(set(names))
 
-    def test_what_overflows_between_two_nodes_in_float32_does_no_harm(self, tmp_path):
+    def test_overflow_between_float32_nodes_is_harmless(self, tmp_path):
         """All four steps are in float32, followed by a float16 operator."""
         model = graph(
             """g (float[1, 4] x) => (float[1, 4] y) <float big = {60000}> { [step_1] a = Mul (x, big)
@@ -207,7 +207,7 @@ class TestHalf:
         expected = np.exp(feed["x"]) / np.exp(feed["x"]).sum()
         assert np.allclose(result.outputs(feed)[0], expected, atol=1e-3)
 
-    def test_an_excluded_gemm_is_the_same_node_before_and_after_rtn(self, tmp_path):
+    def test_excluded_gemm_stays_one_node_through_rtn_and_fp16(self, tmp_path):
         model = image_model()
         model.graph.node.append(onnx.helper.make_node("Gemm", ["f", "w4"], ["more"], "second", transB=1))
         model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((5, 8), np.float32), "w4"))
@@ -223,7 +223,7 @@ class TestMixed:
     """``node_overrides``: types of single nodes."""
 
     @pytest.mark.parametrize("rules", RULES)
-    def test_a_node_computes_in_its_own_type_on_all_sides_and_its_neighbours_in_theirs(self, static, rules):
+    def test_node_override_sets_all_its_activations(self, static, rules):
         result = static(rules, node_overrides=(NodeTypes("norm", None, "uint16"),))
         types = types_around(result.model.graph)
         assert types.pop("norm") == {TensorProto.UINT16}
@@ -231,25 +231,25 @@ class TestMixed:
         assert set(result.metrics["activations_by_type"]) == {"uint8", "uint16"}
 
     @pytest.mark.parametrize("rules", RULES)
-    def test_the_weight_of_one_node_can_have_another_type_than_the_rest(self, static, rules):
+    def test_node_override_sets_weight_type(self, static, rules):
         found = constants(static(rules, node_overrides=(NodeTypes("query", "int4"),)))
         assert len(np.unique(found["wq_quantized"].astype(np.int32))) <= 16
         assert len(np.unique(found["wk_quantized"])) > 16
 
-    def test_a_weight_that_two_nodes_share_has_the_type_of_each(self, static):
+    def test_shared_weight_gets_the_type_of_each_node(self, static):
         model = text_model()
         next(node for node in model.graph.node if node.name == "key").input[1] = "wq"
         result = static(model=model, node_overrides=(NodeTypes("key", "int4"),))
         assert result.metrics["weights_by_type"]["int4"] == 1
         assert len(np.unique(constants(result)["wq_quantized"])) > 16
 
-    def test_a_name_beats_a_pattern(self, static):
+    def test_exact_name_overrides_pattern(self, static):
         overrides = (NodeTypes("*", None, "uint16"), NodeTypes("softmax", None, "uint8"))
         types = types_around(static(node_overrides=overrides).model.graph)
         assert types.pop("softmax") == {TensorProto.UINT8}
         assert types["norm"] == types["query"] == {TensorProto.UINT16}
 
-    def test_nodes_without_names_have_types_too(self, static):
+    def test_unnamed_nodes_are_quantized_beside_overrides(self, static):
         model = text_model()
         for node in model.graph.node:
             if node.name != "norm":
@@ -257,14 +257,14 @@ class TestMixed:
         result = static(model=model, node_overrides=(NodeTypes("norm", None, "uint16"),))
         assert set(result.metrics["activations_by_type"]) == {"uint8", "uint16"}
 
-    def test_a_pattern_that_matches_nothing_is_told_what_it_may_be_about(self, static):
+    def test_unmatched_override_pattern_suggests_nearest(self, static):
         model = text_model()
         model.graph.node[1].name = "/encoder/layer.0/LayerNorm/LayerNormalization"
         with pytest.raises(StageError, match="no node of the model matches") as caught:
             static(model=model, node_overrides=(NodeTypes("*LayerNrom*", None, "uint16"),))
         assert caught.value.advice == "Did you mean 'LayerNorm'?"
 
-    def test_types_that_qnn_would_leave_to_the_cpu_are_refused_for_a_node_too(self, static):
+    def test_node_override_unsupported_by_qnn_is_refused(self, static):
         overrides = (NodeTypes("query", "int16"),)
         with pytest.raises(StageError, match=r"'query' would have int16 weights with uint8 activations; QNN takes"):
             static("qnn", node_overrides=overrides)
@@ -281,7 +281,7 @@ class TestMixed:
             ((NodeTypes("query", None, "uint16"), NodeTypes("key", None, "int16")), "in 3 types"),
         ],
     )
-    def test_what_fits_nothing_or_contradicts_itself_is_refused(self, static, overrides, message):
+    def test_invalid_node_overrides_are_refused(self, static, overrides, message):
         with pytest.raises(StageError, match=message):
             static(node_overrides=overrides)
 
@@ -290,7 +290,7 @@ class TestMixed:
     ("mode", "field"),
     [("dynamic", "weight_type"), ("rtn", "rtn_block_size"), ("static", "weight_type")],
 )
-def test_what_a_build_settles_is_not_made_up_where_it_is_missing(tmp_path, mode, field):
+def test_missing_settled_field_is_refused_without_default(tmp_path, mode, field):
     """A second default would not be in the key, and could differ from the first."""
     ranges = calibrate(tmp_path, image_model()) if mode == "static" else None
     fields = {**(W8A8 if mode == "static" else {}), field: None}

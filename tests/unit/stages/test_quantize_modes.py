@@ -33,7 +33,7 @@ TIED = {
 
 
 class TestFp16:
-    def test_computes_in_float16_between_float32_inputs_and_outputs(self, tmp_path):
+    def test_fp16_keeps_float32_inputs_and_outputs(self, tmp_path):
         feed = pixels(1)
         result = quantize(tmp_path, image_model(), "fp16")
         summary = inspect_model(result.path)
@@ -43,19 +43,19 @@ class TestFp16:
         assert result.metrics["size_after_bytes"] < result.metrics["size_before_bytes"]
         assert cosine(outputs(image_model(), feed)[0], result.outputs(feed)[0]) > 0.999
 
-    def test_inputs_and_outputs_become_float16_too_when_asked(self, tmp_path):
+    def test_fp16_can_convert_inputs_and_outputs(self, tmp_path):
         result = quantize(tmp_path, image_model(), "fp16", fp16_keep_io_types=False)
         summary = inspect_model(result.path)
         assert {spec.dtype for spec in (*summary.inputs, *summary.outputs)} == {"float16"}
         assert "Cast" not in result.op_types()
 
-    def test_operators_and_nodes_can_be_left_in_float32(self, tmp_path):
+    def test_fp16_leaves_excluded_operators_and_nodes_in_float32(self, tmp_path):
         result = quantize(tmp_path, text_model(), "fp16", fp16_op_block_list=("Softmax",), nodes_to_exclude=("proj*",))
         assert result.metrics["nodes_skipped_by_type"] == {"MatMul": 1, "Softmax": 1}
         constants = {tensor.name: tensor.data_type for tensor in result.model.graph.initializer}
         assert (constants["wo"], constants["wq"]) == (TensorProto.FLOAT, TensorProto.FLOAT16)
 
-    def test_constants_beyond_float16_become_its_largest_number(self, tmp_path):
+    def test_fp16_clamps_constants_to_float16_range(self, tmp_path):
         feed = token_ids(1)
         model = text_model(mask=float(np.finfo(np.float32).min))
         result = quantize(tmp_path, model, "fp16")
@@ -63,18 +63,18 @@ class TestFp16:
         assert constants["low"] == np.finfo(np.float16).min
         assert cosine(outputs(model, feed)[0], result.outputs(feed)[0]) > 0.999
 
-    def test_a_node_left_in_float32_behind_an_operator_from_outside_the_standard_still_loads(self, tmp_path):
+    def test_fp16_loads_with_float32_node_after_nonstandard_operator(self, tmp_path):
         model = graph(f"{ROW} {{ g = com.microsoft.QuickGelu (x) y = Softmax (g) }}", imports=', "com.microsoft": 1')
         result = quantize(tmp_path, model, "fp16", fp16_op_block_list=("Softmax",))
         assert result.metrics["nodes_skipped_by_type"] == {"Softmax": 1}
 
-    def test_overflow_is_an_error_and_not_a_model_full_of_nan(self, tmp_path):
+    def test_fp16_overflow_is_an_error(self, tmp_path):
         model = graph("g (float[4] x) => (float[4] y) <float big = {60000}> { m = Mul (x, big) y = Mul (m, big) }")
         with pytest.raises(StageError, match="output 'y'") as caught:
             quantize(tmp_path, model, "fp16", fp16_keep_io_types=False)
         assert "fp16_op_block_list" in caught.value.advice
 
-    def test_unknown_operators_and_nothing_to_convert_are_errors(self, tmp_path):
+    def test_fp16_refuses_unknown_operators_and_empty_selection(self, tmp_path):
         with pytest.raises(StageError, match="Softmaks"):
             quantize(tmp_path, text_model(), "fp16", fp16_op_block_list=("Softmaks",))
         with pytest.raises(StageError, match="No node"):
@@ -84,7 +84,7 @@ class TestFp16:
 class TestDynamic:
     @pytest.mark.parametrize("weight_type", ["int8", "uint8"])
     @pytest.mark.parametrize("per_channel", [False, True])
-    def test_weights_are_of_the_type_asked_for_and_outputs_stay_near(self, tmp_path, weight_type, per_channel):
+    def test_dynamic_uses_requested_weight_type_with_close_outputs(self, tmp_path, weight_type, per_channel):
         feed = token_ids(1)
         result = quantize(tmp_path, text_model(), "dynamic", weight_type=weight_type, per_channel=per_channel)
         assert result.metrics["weights_by_type"] == {weight_type: 3}
@@ -92,7 +92,7 @@ class TestDynamic:
         assert result.metrics["nodes_skipped_by_type"]["MatMul"] == 2  # of two activations each
         assert cosine(outputs(text_model(), feed)[0], result.outputs(feed)[0]) > 0.99
 
-    def test_gemm_is_quantized_too_unless_it_is_excluded_by_its_name(self, tmp_path):
+    def test_dynamic_quantizes_gemm_unless_excluded(self, tmp_path):
         feed = pixels(1)
         result = quantize(tmp_path, image_model(), "dynamic", weight_type="uint8")
         assert result.metrics["nodes_quantized"] == 3
@@ -100,25 +100,25 @@ class TestDynamic:
         without = quantize(tmp_path, image_model(), "dynamic", weight_type="uint8", nodes_to_exclude=("classify",))
         assert without.metrics["nodes_skipped_by_type"]["Gemm"] == 1
 
-    def test_nodes_without_names_are_told_apart_too(self, tmp_path):
+    def test_dynamic_counts_unnamed_nodes_separately(self, tmp_path):
         model = text_model()
         for node in model.graph.node:
             node.ClearField("name")
         result = quantize(tmp_path, model, "dynamic", op_types_to_quantize=("Gemm", "Gather"))
         assert result.metrics["nodes_skipped_by_type"]["MatMul"] == 5
 
-    def test_a_weight_that_two_gemms_share_is_right_for_both(self, tmp_path):
+    def test_dynamic_handles_weight_shared_by_two_gemms(self, tmp_path):
         feed = {"x": weights(1, WIDTH, seed=3)}
         result = quantize(tmp_path, TIED["Gemm"], "dynamic")
         assert result.metrics["nodes_quantized"] == 2
         assert cosine(outputs(TIED["Gemm"], feed)[0], result.outputs(feed)[0]) > 0.99
 
-    def test_shapes_that_an_exporter_stated_for_weights_do_not_get_in_the_way(self, tmp_path):
+    def test_dynamic_tolerates_stated_weight_shapes(self, tmp_path):
         model = image_model()
         model.graph.value_info.append(onnx.helper.make_tensor_value_info("w3", TensorProto.FLOAT, [5, 8]))
         assert quantize(tmp_path, model, "dynamic").metrics["nodes_quantized"] == 3
 
-    def test_sixteen_bit_weights_and_nothing_to_quantize_are_errors(self, tmp_path):
+    def test_dynamic_refuses_16_bit_weights_and_models_without_weights(self, tmp_path):
         with pytest.raises(StageError, match="8-bit weights only, not uint16"):
             quantize(tmp_path, text_model(), "dynamic", weight_type="uint16")
         with pytest.raises(StageError, match="no weights"):
@@ -128,7 +128,7 @@ class TestDynamic:
 class TestRtn:
     @pytest.mark.parametrize("bits", [4, 8])
     @pytest.mark.parametrize("symmetric", [False, True])
-    def test_matrices_become_blocks_of_few_bits(self, tmp_path, bits, symmetric):
+    def test_rtn_quantizes_matrices_in_blocks(self, tmp_path, bits, symmetric):
         feed = token_ids(1)
         fields = {"rtn_bits": bits, "rtn_block_size": 16, "rtn_symmetric": symmetric, "rtn_accuracy_level": 4}
         result = quantize(tmp_path, text_model(), "rtn", **fields)
@@ -143,7 +143,7 @@ class TestRtn:
         assert inputs == ({3} if symmetric else {4})  # without or with zero points
         assert cosine(outputs(text_model(), feed)[0], result.outputs(feed)[0]) > 0.97
 
-    def test_the_weight_of_a_gemm_is_quantized_as_well(self, tmp_path):
+    def test_rtn_quantizes_gemm_weight(self, tmp_path):
         feed = pixels(1)
         result = quantize(tmp_path, image_model(), "rtn", rtn_bits=8, rtn_block_size=16)
         assert result.metrics["nodes_quantized"] == 1
@@ -151,7 +151,7 @@ class TestRtn:
         assert cosine(outputs(image_model(), feed)[0], result.outputs(feed)[0]) > 0.99
 
     @pytest.mark.parametrize("model", TIED.values(), ids=TIED)
-    def test_a_weight_that_two_nodes_share_is_right_for_both(self, tmp_path, model):
+    def test_rtn_handles_weight_shared_by_two_nodes(self, tmp_path, model):
         feed = {"x": weights(1, WIDTH, seed=3)}
         result = quantize(tmp_path, model, "rtn", rtn_bits=8, rtn_block_size=16)
         assert result.metrics["nodes_quantized"] == 2
@@ -159,7 +159,7 @@ class TestRtn:
         assert len(names) == len(set(names))
         assert cosine(outputs(model, feed)[0], result.outputs(feed)[0]) > 0.99
 
-    def test_float16_can_follow_for_what_is_not_a_weight(self, tmp_path):
+    def test_rtn_result_can_be_converted_to_fp16(self, tmp_path):
         feed = token_ids(1)
         four_bits = quantize(tmp_path, text_model(), "rtn", rtn_block_size=16)
         both = quantize(tmp_path, four_bits.model, "fp16")
@@ -171,13 +171,13 @@ class TestRtn:
         ("fields", "message"),
         [({"rtn_block_size": 24}, "24"), ({"rtn_block_size": 8}, "8")],
     )
-    def test_blocks_that_there_are_not_are_refused(self, tmp_path, fields, message):
+    def test_rtn_refuses_invalid_block_size(self, tmp_path, fields, message):
         with pytest.raises(StageError, match=message):
             quantize(tmp_path, text_model(), "rtn", **fields)
 
 
 @pytest.mark.parametrize("mode", ["static", "dynamic", "rtn", "fp16"])
-def test_what_is_quantized_already_is_refused_in_every_mode(tmp_path, mode):
+def test_quantized_model_is_refused_in_every_mode(tmp_path, mode):
     types = {"weight_type": "uint8", "activation_type": "uint8"}
     ranges = calibrate(tmp_path, image_model())
     done = {
@@ -190,7 +190,7 @@ def test_what_is_quantized_already_is_refused_in_every_mode(tmp_path, mode):
             quantize(tmp_path, result.model, mode, ranges, **types)
 
 
-def test_compiled_models_are_refused(tmp_path):
+def test_compiled_model_is_refused(tmp_path):
     context = 'com.microsoft.EPContext <embed_mode = 1, ep_cache_context = "bin"> (x)'
     compiled = graph(f"{ROW} {{ y = {context} }}", imports=', "com.microsoft": 1')
     with pytest.raises(StageError, match=r"compiled model.*cannot be quantized"):

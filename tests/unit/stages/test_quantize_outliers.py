@@ -52,7 +52,7 @@ def error_of(model, result) -> float:
     ("opset", "after", "rules"),
     [(17, True, "qnn"), (17, False, "onnxruntime"), (21, True, "onnxruntime"), (21, False, "qnn")],
 )
-def test_outliers_cost_the_other_values_little(tmp_path, opset, after, rules):
+def test_outliers_are_equalized_or_kept_at_16_bits(tmp_path, opset, after, rules):
     model = outlier_model(opset, after=after)
     ranges = calibrate(tmp_path, model, rows(16), samples=16)
     plain = quantize(tmp_path, model, "static", ranges, rules, equalize=False, **W8A8)
@@ -67,7 +67,7 @@ def test_outliers_cost_the_other_values_little(tmp_path, opset, after, rules):
     assert tamed.metrics["activations_by_type"]["uint8"] >= 5
 
 
-def test_every_node_computes_in_one_width(tmp_path, ranges):
+def test_every_node_uses_one_activation_width(tmp_path, ranges):
     tamed = quantize(tmp_path, outlier_model(), "static", ranges, "qnn", **W8A8)
     around = types_around(tamed.model.graph)
     assert {len(types) for types in around.values()} == {1}
@@ -76,7 +76,7 @@ def test_every_node_computes_in_one_width(tmp_path, ranges):
     assert not {"up", "relu", "project"} & wide
 
 
-def test_activations_stay_at_8_bits_where_the_provider_does_not_mix_widths(tmp_path, ranges):
+def test_activations_stay_at_8_bits_if_provider_cannot_mix_widths(tmp_path, ranges):
     result = quantize(tmp_path, outlier_model(), "static", ranges, "onnxruntime", mixes_widths=False, **W8A8)
     assert set(result.metrics["activations_by_type"]) == {"uint8"}
     assert (result.metrics["equalized_tensors"], result.metrics["activations_kept_at_16_bits"]) == (1, 0)
@@ -85,7 +85,7 @@ def test_activations_stay_at_8_bits_where_the_provider_does_not_mix_widths(tmp_p
 @pytest.mark.parametrize(
     ("make", "data", "rules"), [(image_model, pixels(8), "qnn"), (text_model, token_ids(8), "onnxruntime")]
 )
-def test_a_model_without_outliers_is_quantized_as_ever(tmp_path, make, data, rules):
+def test_model_without_outliers_is_unchanged_by_equalization(tmp_path, make, data, rules):
     ranges = calibrate(tmp_path, make(), data)
     default, plain = (
         quantize(tmp_path, make(), "static", ranges, rules, equalize=equalized, **W8A8) for equalized in (True, False)
@@ -97,7 +97,7 @@ def test_a_model_without_outliers_is_quantized_as_ever(tmp_path, make, data, rul
     ("weight_type", "activation_type", "symmetric"),
     [("int8", "int8", True), ("int16", "uint8", False)],
 )
-def test_16_bits_have_the_sign_of_the_8(tmp_path, ranges, weight_type, activation_type, symmetric):
+def test_sixteen_bit_activations_keep_the_sign_of_8_bit_type(tmp_path, ranges, weight_type, activation_type, symmetric):
     types = {"weight_type": weight_type, "activation_type": activation_type, "activation_symmetric": symmetric}
     plain, tamed = (
         quantize(tmp_path, outlier_model(), "static", ranges, "onnxruntime", equalize=equalized, **types)
@@ -107,7 +107,7 @@ def test_16_bits_have_the_sign_of_the_8(tmp_path, ranges, weight_type, activatio
     assert error_of(outlier_model(), tamed) < error_of(outlier_model(), plain) / 3
 
 
-def test_16_bit_activations_need_none_of_it(tmp_path, ranges):
+def test_uint16_activations_need_no_equalization(tmp_path, ranges):
     types = {"weight_type": "uint8", "activation_type": "uint16"}
     default, plain = (
         quantize(tmp_path, outlier_model(), "static", ranges, "qnn", equalize=equalized, **types)
@@ -116,7 +116,7 @@ def test_16_bit_activations_need_none_of_it(tmp_path, ranges):
     assert default.content == plain.content
 
 
-def test_types_that_the_recipe_gives_to_a_node_stay(tmp_path, ranges):
+def test_node_overrides_are_kept(tmp_path, ranges):
     overrides = (NodeTypes("residual", activation_type="uint8"), NodeTypes("second*", weight_type="int8"))
     result = quantize(tmp_path, outlier_model(), "static", ranges, "qnn", node_overrides=overrides, **W8A8)
     around = types_around(result.model.graph)
@@ -125,21 +125,21 @@ def test_types_that_the_recipe_gives_to_a_node_stay(tmp_path, ranges):
     assert result.metrics["weights_by_type"]["int8"] == 1
 
 
-def test_a_pattern_is_also_for_the_normalization_that_equalizing_adds(tmp_path, ranges):
+def test_override_pattern_applies_to_added_normalization(tmp_path, ranges):
     overrides = (NodeTypes("*", None, "uint16"),)
     result = quantize(tmp_path, outlier_model(), "static", ranges, "qnn", node_overrides=overrides, **W8A8)
     assert result.metrics["equalized_tensors"] == 1
     assert set(result.metrics["activations_by_type"]) == {"uint16"}
 
 
-def test_an_excluded_normalization_is_left_as_it_is(tmp_path, ranges):
+def test_excluded_normalization_is_not_equalized(tmp_path, ranges):
     result = quantize(tmp_path, outlier_model(), "static", ranges, "qnn", nodes_to_exclude=("norm",), **W8A8)
     assert result.metrics["equalized_tensors"] == 0
     assert result.metrics["nodes_skipped_by_type"] == {"LayerNormalization": 1}
     assert error_of(outlier_model(), result) < 0.01
 
 
-def test_nodes_without_names_are_found_all_the_same(tmp_path):
+def test_unnamed_nodes_are_equalized_equally(tmp_path):
     named, nameless = outlier_model(), outlier_model()
     for node in nameless.graph.node:
         node.ClearField("name")
@@ -151,7 +151,7 @@ def test_nodes_without_names_are_found_all_the_same(tmp_path):
     assert np.array_equal(*(result.outputs(feed)[0] for result in results))
 
 
-def test_a_bias_too_large_for_16_bit_activations_is_not_cut_off(tmp_path):
+def test_large_bias_is_not_clipped_at_16_bit_activations(tmp_path):
     """With a scale of 2e-10 for the bias of "down", 400 would be 2e12 steps: int32 ends at 2e9."""
     model = outlier_model()
     nodes = [node for node in model.graph.node if node.name not in ("down", "bias", "unflatten")]
@@ -172,7 +172,7 @@ def test_a_bias_too_large_for_16_bit_activations_is_not_cut_off(tmp_path):
 
 @RULES
 @pytest.mark.parametrize("everywhere", [True, False], ids=["all nodes", "one node"])
-def test_neither_is_it_where_somebody_asks_for_16_bits(tmp_path, rules, everywhere):
+def test_large_bias_is_not_clipped_at_requested_16_bits(tmp_path, rules, everywhere):
     """A bias of 300 next to weights of 1e-4: it overflows int32 with unsigned weights, but not with signed ones."""
     bias = np.where(np.arange(WIDTH) == 3, 300, weights(WIDTH)).astype(np.float32)
     text = f"g (float[1, {WIDTH}] x) => (float[1, {WIDTH}] y) {{ [gemm] y = Gemm (x, w, b) }}"
@@ -195,7 +195,7 @@ def test_neither_is_it_where_somebody_asks_for_16_bits(tmp_path, rules, everywhe
     largest=st.floats(1, 1e4),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_equalizing_changes_no_result_of_the_float_model_by_a_bit(after, transposed, opset, largest, seed):
+def test_equalization_leaves_float_results_bit_identical(after, transposed, opset, largest, seed):
     """For any measurement: divisions in one place are undone by multiplications in the other, by powers of two."""
     model = outlier_model(opset, after=after, transposed=transposed)
     high = np.random.default_rng(seed).uniform(0.01, 1, WIDTH)
@@ -218,7 +218,7 @@ def test_equalizing_changes_no_result_of_the_float_model_by_a_bit(after, transpo
         assert sum(node.op_type == "LayerNormalization" for node in equalized.graph.node) == 2 + after
 
 
-def test_what_is_measured_does_not_depend_on_the_order_of_the_samples(tmp_path):
+def test_measurement_does_not_depend_on_sample_order(tmp_path):
     data = rows(7)
     forward, backward = (
         json.loads(calibrate(tmp_path, outlier_model(), {"x": data["x"][::step]}).content) for step in (1, -1)
@@ -231,7 +231,7 @@ def test_what_is_measured_does_not_depend_on_the_order_of_the_samples(tmp_path):
     assert (min(low), max(high)) == tuple(forward["ranges"]["n"])
 
 
-def test_weights_in_a_file_of_their_own_are_found_beside_the_model(tmp_path, monkeypatch):
+def test_external_weights_are_measured_equally(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model = onnx.shape_inference.infer_shapes(outlier_model())
     onnx.save(model, "inline.onnx")
@@ -245,7 +245,7 @@ def test_weights_in_a_file_of_their_own_are_found_beside_the_model(tmp_path, mon
     assert told == [0, 1, 2, 3] * 2
 
 
-def test_bounds_of_histograms_are_tamed_too(tmp_path):
+def test_histogram_ranges_are_equalized_too(tmp_path):
     ranges = calibrate(tmp_path, outlier_model(), rows(12), samples=12, calibration_method="percentile")
     plain, tamed = (
         quantize(tmp_path, outlier_model(), "static", ranges, "qnn", equalize=equalized, **W8A8)
@@ -256,7 +256,7 @@ def test_bounds_of_histograms_are_tamed_too(tmp_path):
 
 
 @RULES
-def test_four_bit_weights_are_spared_what_equalizing_would_put_into_them(tmp_path, ranges, rules):
+def test_four_bit_weights_are_not_equalized(tmp_path, ranges, rules):
     wide, narrow = (
         quantize(tmp_path, outlier_model(), "static", ranges, rules, **{**W8A8, "weight_type": weight_type})
         for weight_type in ("uint8", "int4")

@@ -97,7 +97,7 @@ def outlier_variants(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_quantized_models_are_one_partition(tmp_path):
+def test_quantized_models_compile_to_one_partition(tmp_path):
     models = dict([*bert_variants(tmp_path), *image_variants(tmp_path), *outlier_variants(tmp_path)])
     command = [sys.executable, "-c", _COMPILE, *map(str, models.values())]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

@@ -75,7 +75,7 @@ def directly(folder: Path, model: onnx.ModelProto, data, rules: str, weight_type
 
 @pytest.mark.parametrize("rules", ["qnn", "onnxruntime"])
 @pytest.mark.parametrize(("make", "data"), [(image_model, pixels(9)), (text_model, token_ids(9))])
-def test_one_calibration_gives_every_precision_the_bytes_of_a_calibration_of_its_own(tmp_path, make, data, rules):
+def test_shared_calibration_gives_same_bytes_as_separate_one(tmp_path, make, data, rules):
     ranges = calibrate(tmp_path, make(), data, samples=9)
     # For QNN, scales of LayerNormalization are always unsigned, since it leaves signed ones to the CPU.
     third = [] if rules == "qnn" else [("int8", "int8")]
@@ -87,7 +87,7 @@ def test_one_calibration_gives_every_precision_the_bytes_of_a_calibration_of_its
 
 @pytest.mark.parametrize("rules", ["qnn", "onnxruntime"])
 @pytest.mark.parametrize(("weight_type", "activation_type"), PRECISIONS)
-def test_the_types_asked_for_appear_and_the_outputs_stay_near(tmp_path, ranges, rules, weight_type, activation_type):
+def test_requested_types_are_used_with_close_outputs(tmp_path, ranges, rules, weight_type, activation_type):
     types = {"weight_type": weight_type, "activation_type": activation_type}
     result = quantize(tmp_path, text_model(), "static", ranges, rules, **types)
     assert set(result.metrics["activations_by_type"]) == {activation_type}
@@ -97,7 +97,7 @@ def test_the_types_asked_for_appear_and_the_outputs_stay_near(tmp_path, ranges, 
     assert cosine(expected, found) > (0.999 if activation_type == "uint16" else 0.97)
 
 
-def test_metrics_tell_nodes_sizes_and_time(tmp_path, ranges):
+def test_metrics_report_nodes_sizes_and_time(tmp_path, ranges):
     result = quantize(tmp_path, text_model(), "static", ranges, "qnn", **W8A8)
     counts = result.op_types()
     assert result.metrics["quantize_linear"] == counts.count("QuantizeLinear") > 0
@@ -109,7 +109,7 @@ def test_metrics_tell_nodes_sizes_and_time(tmp_path, ranges):
     assert [path.name for path in result.folder.iterdir()] == ["quantized.onnx"]
 
 
-def test_a_name_with_brackets_is_a_name_and_not_only_a_pattern(tmp_path):
+def test_node_name_with_brackets_matches_literally(tmp_path):
     model = text_model()
     model.graph.node[13].name = "/layer[0]/project"
     ranges = calibrate(tmp_path, model, token_ids(4))
@@ -130,13 +130,13 @@ def test_a_name_with_brackets_is_a_name_and_not_only_a_pattern(tmp_path):
         ({"rules": None}, "Unknown quantization rules None", "qnn"),
     ],
 )
-def test_what_cannot_be_done_as_asked_is_refused(tmp_path, ranges, fields, message, advice):
+def test_unsupported_static_settings_are_refused(tmp_path, ranges, fields, message, advice):
     with pytest.raises(StageError, match=re.escape(message)) as caught:
         quantize(tmp_path, text_model(), "static", ranges, **{"rules": "qnn", **W8A8, **fields})
     assert advice in caught.value.advice
 
 
-def test_operators_on_categories_stay_in_float(tmp_path):
+def test_nonnumeric_operators_stay_in_float(tmp_path):
     scaler = "ai.onnx.ml.Scaler<offset = [0.0], scale = [2.0]>(x)"
     scaled, multiplied = (
         onnx.parser.parse_model(
@@ -153,7 +153,7 @@ def test_operators_on_categories_stay_in_float(tmp_path):
         quantize(tmp_path, scaled, "static", ranges[0], "onnxruntime", **W8A8)
 
 
-def test_a_tensor_without_a_range_is_refused_and_none_is_made_up(tmp_path):
+def test_missing_range_is_refused(tmp_path):
     ranges = calibrate(tmp_path, text_model(), token_ids(2))
     content = json.loads(ranges.content)
     del content["ranges"]["masked"]
@@ -164,7 +164,7 @@ def test_a_tensor_without_a_range_is_refused_and_none_is_made_up(tmp_path):
         quantize(tmp_path, text_model(), "static", None, "qnn", **W8A8)
 
 
-def test_sixteen_bits_are_standard_from_opset_21_on_and_keep_the_opset_below(tmp_path):
+def test_sixteen_bits_use_standard_domain_from_opset_21(tmp_path):
     types = {"weight_type": "uint8", "activation_type": "uint16"}
     for opset, domain in ((21, ""), (17, "com.microsoft")):
         data = pixels(4)
@@ -177,7 +177,7 @@ def test_sixteen_bits_are_standard_from_opset_21_on_and_keep_the_opset_below(tmp
         assert cosine(outputs(image_model(opset), feed)[0], result.outputs(feed)[0]) > 0.999
 
 
-def test_qnn_weights_are_per_channel_unless_the_recipe_says_no(tmp_path, ranges):
+def test_qnn_weights_default_to_per_channel(tmp_path, ranges):
     def scales(**fields):
         model = quantize(tmp_path, text_model(), "static", ranges, **W8A8, **fields).model
         sizes = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
@@ -191,7 +191,7 @@ def test_qnn_weights_are_per_channel_unless_the_recipe_says_no(tmp_path, ranges)
     assert scales(rules="onnxruntime", per_channel=True)[0] == [WIDTH]
 
 
-def test_a_weight_that_another_operator_reads_too_stays_per_tensor_for_qnn(tmp_path):
+def test_shared_weight_stays_per_tensor_for_qnn(tmp_path):
     text = f"g (int64[1, 4] ids) => (float[1, 4, {WIDTH}] y) {{ x = Gather (table, ids) y = MatMul (x, table) }}"
     model = graph(text, table=weights(WIDTH, WIDTH))
     ranges = calibrate(tmp_path, model)
@@ -199,7 +199,7 @@ def test_a_weight_that_another_operator_reads_too_stays_per_tensor_for_qnn(tmp_p
     assert next(list(t.dims) for t in result.model.graph.initializer if t.name == "table_scale") == []
 
 
-def test_everything_behind_an_operator_from_outside_the_standard_is_quantized_too(tmp_path):
+def test_nodes_after_nonstandard_operator_are_quantized(tmp_path):
     model = graph(
         f"""g (float[1, {WIDTH}] x) => (float[1, {WIDTH}] y)
         {{ g = com.microsoft.QuickGelu (x) m = MatMul (g, w) y = Softmax (m) }}""",
@@ -211,7 +211,7 @@ def test_everything_behind_an_operator_from_outside_the_standard_is_quantized_to
     assert (metrics["nodes_quantized"], metrics["nodes_skipped"]) == (3, 0)
 
 
-def test_large_weights_are_in_one_file_beside_the_model_and_nothing_else_is(tmp_path, monkeypatch, ranges):
+def test_large_weights_go_to_one_external_file(tmp_path, monkeypatch, ranges):
     import winml_dag.onnxmodel.files as files
 
     monkeypatch.setattr(files, "EXTERNAL_DATA_THRESHOLD", 1024)
@@ -223,7 +223,7 @@ def test_large_weights_are_in_one_file_beside_the_model_and_nothing_else_is(tmp_
     assert np.isfinite(result.outputs(token_ids(1))[0]).all()
 
 
-def test_a_model_without_matrices_has_constants_in_the_activations_type(tmp_path: Path) -> None:
+def test_constants_without_matrix_use_activation_type(tmp_path: Path) -> None:
     """A separately built activation function, whose constants onnxruntime stores like activations."""
     text = "g (float[1, 4] x) => (float[1, 4] y) <float factor = {0.5}> { s = Mul (x, factor) y = Tanh (s) }"
     model = graph(text)
@@ -232,7 +232,7 @@ def test_a_model_without_matrices_has_constants_in_the_activations_type(tmp_path
     assert set(result.metrics["weights_by_type"]) == {"uint16"}
 
 
-def test_a_softmax_may_be_surer_than_it_was_in_calibration(tmp_path: Path) -> None:
+def test_softmax_may_exceed_its_calibrated_range(tmp_path: Path) -> None:
     model = graph(
         """g (float[1, 2] x) => (float[2, 1] y) <float[2, 2] w = {3, 0, 0, 3}, int64[2] shape = {2, 1}>
         { logits = MatMul (x, w) s = Softmax <axis = -1> (logits) y = Reshape (s, shape) }"""
@@ -245,7 +245,7 @@ def test_a_softmax_may_be_surer_than_it_was_in_calibration(tmp_path: Path) -> No
     np.testing.assert_allclose(found, expected, atol=0.05)
 
 
-def test_channels_at_once_have_the_bytes_that_they_have_one_by_one(tmp_path, monkeypatch):
+def test_vectorized_channel_quantizer_gives_same_bytes(tmp_path, monkeypatch):
     model = text_model()
     for tensor in model.graph.initializer:
         if tensor.name == "wq":  # a channel of zeros, and one without negative values

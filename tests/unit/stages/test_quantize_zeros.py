@@ -42,7 +42,7 @@ def quantized(folder, model, rules="qnn", **fields):
     ],
     ids=["vector", "first", "subtracted", "number", "next to nothing", "of a node"],
 )
-def test_an_addition_of_zero_is_taken_out(tmp_path, model, rules):
+def test_addition_of_zero_is_removed(tmp_path, model, rules):
     result = quantized(tmp_path, model, rules)
     assert not {"Add", "Sub", "Constant"} & set(result.op_types())
     assert not [tensor.name for tensor in result.model.graph.initializer if "bias" in tensor.name]
@@ -62,18 +62,18 @@ def test_an_addition_of_zero_is_taken_out(tmp_path, model, rules):
     ],
     ids=["bias", "one small value", "subtracted from zero", "multiplied"],
 )
-def test_what_does_something_stays(tmp_path, model):
+def test_effective_addition_is_kept(tmp_path, model):
     result = quantized(tmp_path, model)
     assert {"Add", "Sub", "Mul"} & set(result.op_types())
     assert result.metrics["zero_additions_taken_out"] == 0
 
 
-def test_a_zero_that_makes_the_sum_larger_than_the_other_operand_stays(tmp_path):
+def test_zero_that_broadcasts_the_result_is_kept(tmp_path):
     model = biased(np.zeros((3, 4, WIDTH), np.float32))
     assert quantized(tmp_path, model).outputs({"x": ROWS["x"][:1]})[0].shape == (3, 4, WIDTH)
 
 
-def test_an_addition_that_stays_in_float_is_left_alone(tmp_path):
+def test_unquantized_addition_of_zero_is_kept(tmp_path):
     result = quantized(tmp_path, biased(ZERO), nodes_to_exclude=("sum",))
     assert "Add" in result.op_types()
     assert result.metrics["zero_additions_taken_out"] == 0
@@ -87,7 +87,7 @@ def test_an_addition_that_stays_in_float_is_left_alone(tmp_path):
     ],
     ids=["named", "an output"],
 )
-def test_where_the_node_has_to_stay_the_zero_comes_first(tmp_path, model, fields):
+def test_zero_becomes_first_operand_if_node_is_kept(tmp_path, model, fields):
     after = quantized(tmp_path, model, **fields).model.graph
     made = {name: node for node in after.node for name in node.output}
     first, second = next(node.input for node in after.node if node.op_type == "Add")
@@ -95,7 +95,7 @@ def test_where_the_node_has_to_stay_the_zero_comes_first(tmp_path, model, fields
     assert made[made[second].input[0]].op_type == "QuantizeLinear"
 
 
-def test_additions_of_zero_one_after_the_other_are_taken_out_together(tmp_path):
+def test_consecutive_additions_of_zero_are_removed(tmp_path):
     result = quantized(tmp_path, biased(ZERO, last="t = Add (s, bias) y = Relu (t)"))
     assert result.metrics["zero_additions_taken_out"] == 2
     assert "Add" not in result.op_types()
@@ -103,7 +103,7 @@ def test_additions_of_zero_one_after_the_other_are_taken_out_together(tmp_path):
 
 @requires_qnn
 @pytest.mark.parametrize("named", [False, True], ids=["taken out", "zero first"])
-def test_qnn_computes_what_the_float_model_does(tmp_path, named):
+def test_qnn_result_matches_float_model(tmp_path, named):
     """QNN's compiler drops an Add of zero, and with it the conversion to the scale after the Relu."""
     fields = {"node_overrides": (NodeTypes("sum", "uint8", None),)} if named else {}
     result = quantized(tmp_path, biased(ZERO), **fields)

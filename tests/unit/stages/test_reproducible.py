@@ -48,7 +48,7 @@ def digests(folder: Path, order: int) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_ranges_and_models_have_the_same_bytes_in_every_process_and_folder(tmp_path: Path) -> None:
+def test_ranges_and_models_have_same_bytes_in_any_process_and_folder(tmp_path: Path) -> None:
     here = digests(tmp_path / "one", 1)
     environment = {
         **os.environ,

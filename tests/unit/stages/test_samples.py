@@ -41,7 +41,7 @@ def opened(path, form, spec=INPUT):
 @pytest.mark.parametrize("form", ["npy", "npz", "compressed"])
 @settings(max_examples=25)
 @given(data=st.data())
-def test_the_samples_that_are_asked_for_are_read(tmp_path_factory, form, data):
+def test_requested_samples_are_read(tmp_path_factory, form, data):
     count = data.draw(st.integers(1, 30))
     order = data.draw(st.sampled_from(["C", "F"]))
     dtype = data.draw(st.sampled_from(["<f4", ">f4", "<f2", "<i2"]))
@@ -55,7 +55,7 @@ def test_the_samples_that_are_asked_for_are_read(tmp_path_factory, form, data):
 
 
 @pytest.mark.parametrize("form", ["npy", "npz", "compressed"])
-def test_memory_holds_samples_and_not_the_whole_file(tmp_path, form):
+def test_samples_are_read_without_loading_whole_file(tmp_path, form):
     array = np.zeros((400, 1, 50_000), np.float32)  # 80 MB
     spec = TensorSpec("x", "float32", (1, 50_000))
     save(tmp_path, array, form)
@@ -68,7 +68,7 @@ def test_memory_holds_samples_and_not_the_whole_file(tmp_path, form):
     assert peak < 40_000_000  # the archive is scanned in steps of 16 MiB
 
 
-def test_files_without_the_samples_are_refused(tmp_path):
+def test_files_with_invalid_samples_are_refused(tmp_path):
     save(tmp_path, np.zeros((5, 4), np.float32), "npy")
     samples = opened(tmp_path, "npy")
     content = (tmp_path / "x.npy").read_bytes()
@@ -80,7 +80,7 @@ def test_files_without_the_samples_are_refused(tmp_path):
         list(opened(tmp_path, "npy"))
 
 
-def test_the_time_of_making_samples_is_told_apart_from_that_of_using_them(monkeypatch):
+def test_sample_preparation_time_excludes_use(monkeypatch):
     now = [0]
 
     def make(number):
@@ -95,7 +95,7 @@ def test_the_time_of_making_samples_is_told_apart_from_that_of_using_them(monkey
     assert fed.seconds == 2 * 3 * 10
 
 
-def test_the_digest_is_that_of_the_arrays_of_one_pass():
+def test_digest_is_that_of_arrays_of_one_pass():
     fed, same, other = (
         Fed(Samples.one_by_one(kind, 2, lambda number, add=add: {"x": np.array([number + add])}))
         for kind, add in (("npz", 0), ("npy", 0), ("npz", 1))
@@ -134,7 +134,7 @@ def processor(tmp_path) -> Path:
     return save_processor(tmp_path / "processor")
 
 
-def test_images_are_read_in_the_order_of_their_names_and_made_what_the_model_takes(photos, processor):
+def test_images_are_read_in_name_order_and_processed(photos, processor):
     for name, value in (("b.JPG", 255), ("a.png", 0), ("c/d.bmp", 51), ("e.webp", 204)):
         (photos / name).parent.mkdir(exist_ok=True)
         Image.fromarray(np.full((9, 7, 3), value, np.uint8)).save(photos / name)
@@ -144,7 +144,7 @@ def test_images_are_read_in_the_order_of_their_names_and_made_what_the_model_tak
     assert means == pytest.approx([-1.0, 1.0, -0.6, 0.6], abs=0.03)
 
 
-def test_every_kind_of_image_becomes_colour_and_stands_upright(photos, processor):
+def test_every_image_mode_becomes_upright_rgb(photos, processor):
     grey = np.zeros((6, 4), np.uint8)
     grey[:3] = 255  # the upper half is white
     Image.fromarray(grey).save(photos / "a grey.png")
@@ -159,7 +159,7 @@ def test_every_kind_of_image_becomes_colour_and_stands_upright(photos, processor
         assert feed["pixel_values"][0, :, 3].mean() < -0.8
 
 
-def test_what_is_no_image_is_refused_by_its_name(photos, processor):
+def test_invalid_image_is_refused_by_name(photos, processor):
     (photos / "fine.png").write_bytes(b"GIF")
     with pytest.raises(StageError, match=r"no image that can be read in the file fine\.png"):
         list(read_samples(photos, [PIXELS], processor))
@@ -170,7 +170,7 @@ def test_what_is_no_image_is_refused_by_its_name(photos, processor):
         list(read_samples(photos, [PIXELS], processor))
 
 
-def test_an_image_needs_a_processor_that_makes_all_inputs_in_their_size(photos, processor, tmp_path):
+def test_image_requires_processor_with_matching_inputs_and_size(photos, processor, tmp_path):
     Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(photos / "a.png")
     with pytest.raises(StageError, match="without an image processor"):
         list(read_samples(photos, [PIXELS], None))
@@ -212,7 +212,7 @@ def write(folder: Path, form: str, rows: list[dict[str, Any]], name: str = "rows
 @pytest.mark.parametrize("form", FORMATS)
 @settings(max_examples=25)
 @given(data=st.data())
-def test_the_rows_that_are_asked_for_are_read_whatever_the_format(tmp_path_factory, form, data):
+def test_requested_rows_are_read_in_every_format(tmp_path_factory, form, data):
     folder = tmp_path_factory.mktemp("rows")
     counts = data.draw(st.lists(st.integers(1, 8), min_size=1, max_size=3))
     files, number = [], 0
@@ -228,7 +228,7 @@ def test_the_rows_that_are_asked_for_are_read_whatever_the_format(tmp_path_facto
 
 
 @pytest.mark.parametrize("form", ["parquet", "arrow stream", "jsonl", "json"])
-def test_a_column_called_like_an_input_is_that_input(tmp_path, form):
+def test_column_named_like_an_input_feeds_it(tmp_path, form):
     write(tmp_path, form, [{"x": [float(index)] * 3, "label": index} for index in range(5)])
     samples = read_samples(tmp_path, [ROW], None)
     assert (samples.kind, samples.count) == ("dataset", 5)
@@ -260,20 +260,20 @@ def test_rows_that_do_not_fit_the_model_are_refused(tmp_path, rows, mapping, mes
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".jsonl", ".json", ".csv"])
-def test_a_damaged_file_is_refused_by_its_name(tmp_path, suffix):
+def test_damaged_table_is_refused_by_name(tmp_path, suffix):
     (tmp_path / f"rows{suffix}").write_bytes(b"[\xff\xfe not a table")
     with pytest.raises(StageError, match=rf"rows\{suffix}"):
         list(read_samples(tmp_path, [ROW], None, {"x": "x"}))
 
 
-def test_files_of_one_data_set_have_the_same_columns(tmp_path):
+def test_data_files_must_share_columns(tmp_path):
     for name, column in (("a", "x"), ("b", "y")):
         write(tmp_path, "jsonl", [{column: [1.0] * 3}], name)
     with pytest.raises(StageError, match=r"b\.jsonl has no column 'x'"):
         read_samples(tmp_path, [ROW], None)
 
 
-def test_a_png_in_a_row_is_an_image(tmp_path):
+def test_png_bytes_in_a_row_are_an_image(tmp_path):
     content = io.BytesIO()
     Image.fromarray(np.full((8, 8, 3), 255, np.uint8)).save(content, "PNG")
     (tmp_path / "data").mkdir()

@@ -131,7 +131,7 @@ def of_images(tmp_path_factory: pytest.TempPathFactory) -> Result:
 
 
 @pytest.mark.parametrize(("mode", "fields"), [("dynamic", {"weight_type": "int8"}), ("rtn", {"rtn_block_size": 16})])
-def test_a_nodes_cost_is_that_of_a_model_in_which_all_others_are_left_in_float(
+def test_node_sqnr_matches_model_with_only_that_node_quantized(
     tmp_path: Path, mode: str, fields: dict[str, Any]
 ) -> None:
     model, data = text_model(), TEXTS
@@ -143,7 +143,7 @@ def test_a_nodes_cost_is_that_of_a_model_in_which_all_others_are_left_in_float(
         assert ratio == pytest.approx(sqnr(model, alone.model, held_out(data)), abs=0.06), name
 
 
-def test_a_nodes_cost_in_float16_is_that_of_rounding_all_that_it_reads_and_makes(tmp_path: Path) -> None:
+def test_fp16_node_sqnr_matches_rounded_inputs_and_outputs(tmp_path: Path) -> None:
     model, data = text_model(), TEXTS
     ranking = sensitivity(tmp_path, model, "fp16", data)
     assert ranking.ratios.keys() >= {"embed", "norm", "softmax", "residual"}
@@ -176,7 +176,7 @@ def rounded(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     return changed
 
 
-def test_a_nodes_cost_in_static_mode_is_that_of_a_model_with_q_and_dq_around_it_alone(tmp_path: Path) -> None:
+def test_static_node_sqnr_matches_qdq_around_that_node(tmp_path: Path) -> None:
     """In a chain without other readers, the rules for several nodes equal those for one."""
     model, data = image_model(), IMAGES
     model.graph.node[2].name = ""
@@ -191,7 +191,7 @@ def test_a_nodes_cost_in_static_mode_is_that_of_a_model_with_q_and_dq_around_it_
         assert ratio == pytest.approx(sqnr(model, alone.model, held_out(data)), abs=0.06), name
 
 
-def test_the_node_that_does_the_damage_comes_first(tmp_path: Path) -> None:
+def test_most_damaging_node_is_ranked_first(tmp_path: Path) -> None:
     model, data = text_model(), TEXTS
     (project,) = [tensor for tensor in model.graph.initializer if tensor.name == "wo"]
     values = numpy_helper.to_array(project).copy()
@@ -205,9 +205,7 @@ def test_the_node_that_does_the_damage_comes_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mixes_widths", [True, False])
-def test_sparing_the_worst_nodes_is_measured_on_the_model_that_a_user_would_get(
-    tmp_path: Path, mixes_widths: bool
-) -> None:
+def test_relief_is_measured_on_the_resulting_model(tmp_path: Path, mixes_widths: bool) -> None:
     """They are left in float only where widths do not mix."""
     model, data = text_model(), TEXTS
     ranges = calibrate(tmp_path, model, data)
@@ -223,7 +221,7 @@ def test_sparing_the_worst_nodes_is_measured_on_the_model_that_a_user_would_get(
     assert not mixes_widths or ranking.relief[4]["sqnr_db"] > ranking.relief[0]["sqnr_db"]
 
 
-def test_an_equalized_model_is_ranked_by_the_nodes_that_its_user_has(tmp_path: Path) -> None:
+def test_equalized_model_is_ranked_by_original_nodes(tmp_path: Path) -> None:
     """Equalization scales matrices, and adds a second normalization after one that a residual reads too."""
     model, data = outlier_model(), rows(8)
     ranges = calibrate(tmp_path, model, data)
@@ -236,7 +234,7 @@ def test_an_equalized_model_is_ranked_by_the_nodes_that_its_user_has(tmp_path: P
     assert all(ratio is None or ratio > ranking.relief[0]["sqnr_db"] - 0.1 for ratio in ranking.ratios.values())
 
 
-def test_padding_counts_for_nothing(tmp_path: Path) -> None:
+def test_padding_does_not_affect_ranking(tmp_path: Path) -> None:
     """Two rankings on the same texts, with different contents after the end of each text."""
     model, data = text_model(), token_ids(8)
     hidden = data["attention_mask"] == 0
@@ -247,7 +245,7 @@ def test_padding_counts_for_nothing(tmp_path: Path) -> None:
         assert first.ratios[name] == pytest.approx(second.ratios[name], abs=1.5)
 
 
-def test_what_cannot_be_ranked_is_refused_in_words(tmp_path: Path, of_images: Result) -> None:
+def test_unrankable_model_is_refused(tmp_path: Path, of_images: Result) -> None:
     model, data = image_model(), IMAGES
     with pytest.raises(StageError, match="needs activation ranges"):
         sensitivity(tmp_path, model, "static", data, **BYTES)
@@ -258,7 +256,7 @@ def test_what_cannot_be_ranked_is_refused_in_words(tmp_path: Path, of_images: Re
         sensitivity(tmp_path, model, "static", data, of_images, nodes_to_exclude=("*",), **BYTES)
 
 
-def test_without_data_and_matplotlib_random_inputs_are_run_and_there_is_no_picture(
+def test_without_data_and_matplotlib_random_inputs_run_without_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = importlib.util.find_spec
@@ -272,7 +270,7 @@ def test_without_data_and_matplotlib_random_inputs_are_run_and_there_is_no_pictu
 
 
 @pytest.mark.slow
-def test_report_and_picture_have_the_same_bytes_in_every_process(tmp_path: Path, of_images: Result) -> None:
+def test_report_and_picture_have_same_bytes_in_every_process(tmp_path: Path, of_images: Result) -> None:
     model, data = image_model(), IMAGES
     onnx.save(model, tmp_path / "model.onnx")
     np.savez(tmp_path / "data.npz", **data)
@@ -340,7 +338,7 @@ def replacements(model: onnx.ModelProto) -> Iterator[Replacement]:
 
 @settings(max_examples=12, deadline=None)
 @given(model=small_graphs())
-def test_a_model_in_steps_gives_what_it_gives_as_a_whole_whatever_node_is_replaced(model: onnx.ModelProto) -> None:
+def test_stepwise_execution_equals_whole_model(model: onnx.ModelProto) -> None:
     given = [{"x": np.random.default_rng(1).standard_normal((32, 32)).astype(np.float32)}]
     nodes = list(model.graph.node)
     lean = onnx.ModelProto()

@@ -40,7 +40,7 @@ def models(tmp_path_factory):
     return make_models(tmp_path_factory.mktemp("models"))
 
 
-def test_a_model_agrees_with_itself_and_each_sample_but_the_one_of_ones_is_progress(tmp_path):
+def test_model_agrees_with_itself_and_progress_counts_samples(tmp_path):
     told: list[tuple[int, int | None, str]] = []
     report = validate(tmp_path, model(), model(), min_cosine=1.0, progress=lambda *words: told.append(words))
     assert told == [(done, 3, "samples") for done in range(4)]
@@ -51,7 +51,7 @@ def test_a_model_agrees_with_itself_and_each_sample_but_the_one_of_ones_is_progr
     assert report["quality"] == {"output": "y", **same, "top1_agreed": None, "top1_of": None, **on}
 
 
-def test_a_classifiers_scores_are_compared_by_the_class_that_wins(tmp_path):
+def test_classifier_scores_are_compared_by_top_class(tmp_path):
     matrices = weights(8, 5), weights(8, 5) + weights(8, 5, seed=1)
     exact, noisy = (
         graph("g (float[1, 8] x) => (float[1, 5] scores) { scores = MatMul (x, w) }", w=w) for w in matrices
@@ -64,7 +64,7 @@ def test_a_classifiers_scores_are_compared_by_the_class_that_wins(tmp_path):
         assert (figures["top1_agreed"], figures["top1_of"]) == (agreed, 8)
 
 
-def test_padding_of_a_text_counts_only_where_it_is_no_number(tmp_path):
+def test_text_padding_counts_only_if_not_finite(tmp_path):
     def embedding(noise_at_padding: float) -> onnx.ModelProto:
         return graph(
             """g (int64[1, 8] input_ids, int64[1, 8] attention_mask) => (float[1, 8, 4] hidden)
@@ -83,7 +83,7 @@ def test_padding_of_a_text_counts_only_where_it_is_no_number(tmp_path):
         validate(tmp_path / "b", embedding(np.inf), embedding(0.0), slots=slots)
 
 
-def test_one_broken_sample_among_good_ones_shows_in_the_lowest_cosine(tmp_path):
+def test_one_bad_sample_lowers_the_minimum_cosine(tmp_path):
     """Abs differs from Identity for negative values: here, in the last sample that runs."""
     data = given(tmp_path / "data", 1, 1, 1, -3, slot="data")
     quality = validate(tmp_path, model("Abs"), model(), min_cosine=-1.0, **data)["quality"]
@@ -91,7 +91,7 @@ def test_one_broken_sample_among_good_ones_shows_in_the_lowest_cosine(tmp_path):
     assert quality["cosine_min"] < -0.9 < quality["cosine"]
 
 
-def test_the_report_is_the_same_every_time_and_another_seed_compares_other_samples(tmp_path):
+def test_report_is_reproducible_and_seed_changes_samples(tmp_path):
     first, again, other = (
         validate(tmp_path / str(run), model(added=0.1), model(), seed=seed) for run, seed in enumerate((0, 0, 1))
     )
@@ -100,7 +100,7 @@ def test_the_report_is_the_same_every_time_and_another_seed_compares_other_sampl
 
 
 @pytest.mark.parametrize(("count", "samples"), [(20, 3), (4, 2), (2, 1), (1, 1)])
-def test_the_last_samples_are_run_which_calibration_leaves_alone(tmp_path, count, samples):
+def test_last_samples_are_validated_on(tmp_path, count, samples):
     values = [-1.0] * (count - samples) + [1.0] * samples
     report = validate(tmp_path / "a", model("Sqrt"), model("Abs"), **given(tmp_path / "data", *values, slot="data"))
     assert (report["samples"], report["held_out"]) == (samples, True)
@@ -113,7 +113,7 @@ class TestOnQnn:
     pytestmark = requires_qnn
 
     @pytest.mark.parametrize("precision", ["w8a8", "float32"])
-    def test_a_compiled_model_runs_on_its_provider_and_keeps_its_bound(self, models, tmp_path, precision):
+    def test_compiled_model_runs_on_its_provider_within_bound(self, models, tmp_path, precision):
         files = {"model": {"m.onnx": getattr(models, precision)}}
         compiled = run_stage(COMPILE, tmp_path / "compile", compile_config(), files).outputs / "model"
         bound = MINIMUM_COSINE["fp32" if precision == "float32" else precision]
@@ -129,13 +129,13 @@ class TestOnQnn:
         [({"soc_model": "99999"}, "on the CPU"), ({"enable_htp_fp16_precision": "1"}, "soc_model")],
         ids=["takes no part of the model", "cannot be created"],
     )
-    def test_a_provider_that_does_not_run_the_model_is_a_failure(self, models, tmp_path, options, words):
+    def test_provider_that_does_not_run_model_is_a_failure(self, models, tmp_path, options, words):
         target = dataclasses.replace(NPU, provider_options=options)
         with pytest.raises(StageError, match=words):
             validate(tmp_path, onnx.load(models.w8a8), onnx.load(models.float32), target=target)
 
 
-def test_infinities_on_ones_are_a_failure_even_if_random_inputs_are_fine(tmp_path):
+def test_infinities_on_ones_are_a_failure(tmp_path):
     infinite = model("Reciprocal", added=-1.0)
     with pytest.raises(StageError, match=r"Output 'y' has .*6 infinite"):
         validate(tmp_path / "candidate", infinite, model())
@@ -146,20 +146,20 @@ def test_infinities_on_ones_are_a_failure_even_if_random_inputs_are_fine(tmp_pat
     assert "--no-validate" in failed.value.advice
 
 
-def test_a_half_precision_model_gets_its_inputs_in_half_precision(tmp_path):
+def test_half_precision_model_gets_half_precision_inputs(tmp_path):
     half = graph("g (float16[2, 3] x) => (float16[2, 3] y) { y = Exp (x) }")
     report = validate(tmp_path, half, model("Exp"), min_cosine=MINIMUM_COSINE["fp16"])
     assert 0.999 < report["outputs"]["y"]["cosine"] <= 1
 
 
-def test_outputs_that_the_reference_does_not_have_are_named(tmp_path):
+def test_outputs_missing_in_reference_are_named(tmp_path):
     both = graph("g (float[2, 3] x) => (float[2, 3] y, float[2, 3] z) { y = Neg (x) z = Neg (x) }")
     with pytest.raises(StageError, match="y, z"):
         validate(tmp_path, both, model("Neg"))
 
 
 @pytest.mark.parametrize(("samples", "run_on"), [(None, 4), (2, 2), (9, 4)])
-def test_all_inputs_that_the_user_gives_are_run_unless_he_says_how_many(tmp_path, samples, run_on):
+def test_all_user_inputs_are_run_unless_limited(tmp_path, samples, run_on):
     report = validate(tmp_path, model(), model(), samples=samples, seed=None, **given(tmp_path / "data", 1, 2, 3, 4))
     assert (report["samples"], report["data"], report["inputs"]) == (run_on, "npz", "validate.input_data")
     assert (report["held_out"], report["quality"]["samples"]) == (True, run_on)
@@ -175,7 +175,7 @@ def test_all_inputs_that_the_user_gives_are_run_unless_he_says_how_many(tmp_path
         ("Identity", "Reciprocal", (0, 0, 0), r"'y' of the float model has 0 NaN and 18 infinite values"),
     ],
 )
-def test_what_is_no_number_on_inputs_of_the_users_is_a_failure(tmp_path, candidate, reference, values, words):
+def test_nan_on_user_inputs_is_a_failure(tmp_path, candidate, reference, values, words):
     assert validate(tmp_path / "random", model(candidate), model(reference))["inputs"] == "validate.seed"
     with pytest.raises(StageError, match=words) as failed:
         validate(tmp_path / "given", model(candidate), model(reference), **given(tmp_path / "data", *values))
@@ -191,7 +191,7 @@ def test_what_is_no_number_on_inputs_of_the_users_is_a_failure(tmp_path, candida
         ({"x": np.zeros((4, 5, 3), np.float32)}, r"takes the shape \[2, 3\], but sample 0"),
     ],
 )
-def test_inputs_that_do_not_fit_are_complained_of_under_the_name_of_their_field(tmp_path, data, complaint):
+def test_mismatched_input_data_is_reported_with_field(tmp_path, data, complaint):
     with pytest.raises(StageError, match=f"^validate.input_data: .*{complaint}"):
         validate(tmp_path, model(), model(), samples=None, slots={"input_data": stored(tmp_path / "data", **data)})
 
@@ -204,7 +204,7 @@ def test_inputs_that_do_not_fit_are_complained_of_under_the_name_of_their_field(
         ({"max_abs_error": 0.05}, "largest error 0.1, above validate.max_abs_error of 0.05"),
     ],
 )
-def test_a_bound_that_is_not_kept_is_named_with_its_field_and_the_output(tmp_path, bound, words):
+def test_violated_bound_is_reported_with_field_and_output(tmp_path, bound, words):
     words = f"Output 'y' is too far from the reference on 3 random samples: {words}"
     with pytest.raises(StageError, match=words) as failed:
         validate(tmp_path / "broken", model(added=0.1), model(), **bound)
@@ -215,7 +215,7 @@ def test_a_bound_that_is_not_kept_is_named_with_its_field_and_the_output(tmp_pat
     assert {name: report[name] for name in loose} == loose
 
 
-def test_when_a_bound_is_not_kept_the_figures_of_all_outputs_are_told(tmp_path):
+def test_violated_bound_reports_figures_of_all_outputs(tmp_path):
     """Of the three outputs, the first is exact, and the others are 0.1 and 0.2 too large."""
 
     def three(near: float, far: float) -> onnx.ModelProto:
@@ -240,7 +240,7 @@ def test_when_a_bound_is_not_kept_the_figures_of_all_outputs_are_told(tmp_path):
     assert not list(broken_lines({}))
 
 
-def test_a_bound_for_decisions_needs_an_output_with_decisions(tmp_path):
+def test_top1_bound_requires_output_with_decisions(tmp_path):
     """Negating all scores changes every best class."""
     x = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
     how = {"min_top1_agreement": 0.5, "samples": None, "slots": {"input_data": stored(tmp_path / "data", x=x)}}
@@ -251,14 +251,14 @@ def test_a_bound_for_decisions_needs_an_output_with_decisions(tmp_path):
     assert validate(tmp_path / "same", model(output="logits"), model(output="logits"), **how)
 
 
-def test_a_result_that_is_twice_as_large_is_no_result(tmp_path):
+def test_doubled_output_is_refused(tmp_path):
     """Its cosine is 1."""
     twice = graph("g (float[2, 3] x) => (float[2, 3] y) { y = Add (x, x) }")
     with pytest.raises(StageError, match=r"signal to noise .* dB, below validate.min_sqnr_db of 0.5 \(cosine 1,"):
         validate(tmp_path, twice, model(), precision=AS_IT_IS)
 
 
-def test_a_model_without_a_reference_has_to_load_run_and_give_numbers(tmp_path):
+def test_model_without_reference_must_load_run_and_be_finite(tmp_path):
     report = validate(tmp_path / "sound", model("Abs"))
     assert report["reference"] is False
     assert (report["samples"], report["all_ones_finite"]) == (3, True)
@@ -269,7 +269,7 @@ def test_a_model_without_a_reference_has_to_load_run_and_give_numbers(tmp_path):
         validate(tmp_path / "on ones", model("Reciprocal", added=-1.0))
 
 
-def test_infinities_fail_unless_the_result_has_numbers_in_their_place(tmp_path):
+def test_infinities_fail_unless_result_is_finite_there(tmp_path):
     """A mask, with infinities and with integer limits."""
 
     def masked(low: float) -> onnx.ModelProto:
@@ -285,7 +285,7 @@ def test_infinities_fail_unless_the_result_has_numbers_in_their_place(tmp_path):
     assert report["quality"]["cosine"] == 1.0
 
 
-def test_the_ones_of_a_model_without_float_inputs_are_its_first_sample(tmp_path):
+def test_all_ones_check_uses_first_sample_without_float_inputs(tmp_path):
     def masked(low: float) -> onnx.ModelProto:
         text = """g (int64[2, 3] x) => (float[2, 3] y) <bool[3] keep = {1, 1, 0}>
         { f = Cast <to = 1> (x) y = Where (keep, f, low) }"""
@@ -296,7 +296,7 @@ def test_the_ones_of_a_model_without_float_inputs_are_its_first_sample(tmp_path)
     assert [" on inputs of ones," in warning for warning in warnings] == [False, True]
 
 
-def test_an_output_that_cannot_be_compared_is_told_of(tmp_path):
+def test_incomparable_output_is_reported(tmp_path):
     truth = graph("g (float[2, 3] x) => (bool[2, 3] y) { y = Greater (x, x) }")
     with pytest.raises(StageError, match="values of type bool, but its reference's are float32"):
         validate(tmp_path / "bool", truth, model())
@@ -305,7 +305,7 @@ def test_an_output_that_cannot_be_compared_is_told_of(tmp_path):
         validate(tmp_path / "list", several, several)
 
 
-def test_only_what_is_below_breaks_a_bound_and_bounds_that_nobody_gives_are_those_of_the_precision():
+def test_bounds_are_inclusive_and_default_to_those_of_precision():
     exact = OutputComparison("y", (4,), 0.9, 20.0, 0.5, 0, 0)
     figures = OutputFigures(exact, exact, 0.9, Agreement(9, 10))
     kept = Bounds(min_cosine=0.9, min_sqnr_db=20.0, max_abs_error=0.5, min_top1_agreement=0.9)

@@ -36,7 +36,7 @@ def refused(folder: Path, candidate: ModelProto, reference: ModelProto, **more: 
 
 
 @pytest.mark.parametrize("precision", [*MINIMUM_COSINE, AS_IT_IS])
-def test_values_of_a_wrong_scale_fail_in_every_precision(tmp_path: Path, precision: str) -> None:
+def test_wrong_scale_fails_in_every_precision(tmp_path: Path, precision: str) -> None:
     with pytest.raises(MeasuredError, match="4 times too small, where validate") as small:
         validate(tmp_path / "4", linear(0.25), linear(), precision=precision)
     assert small.value.metrics["outputs"]["y"]["scale"] == 0.25
@@ -45,7 +45,7 @@ def test_values_of_a_wrong_scale_fail_in_every_precision(tmp_path: Path, precisi
     assert "values are 2 times too large" in large
 
 
-def test_a_provider_that_computes_worse_than_the_cpu_is_refused_and_a_poor_model_is_not(tmp_path: Path) -> None:
+def test_provider_worse_than_cpu_is_refused_but_poor_model_is_not(tmp_path: Path) -> None:
     poor = linear(noise=0.5)
     slots = {"uncompiled": put(tmp_path / "sound", linear())}
     refusal = refused(tmp_path / "wrong", poor, linear(), slots=slots)
@@ -54,7 +54,7 @@ def test_a_provider_that_computes_worse_than_the_cpu_is_refused_and_a_poor_model
     assert validate(tmp_path / "kept", poor, linear(), slots=slots)["quality"]["sqnr_db"] < 12
 
 
-def test_values_that_are_a_little_off_are_poor_and_noise_is_no_scale(tmp_path: Path) -> None:
+def test_small_scale_error_is_poor_and_noise_is_not_scale(tmp_path: Path) -> None:
     report = validate(tmp_path / "off", linear(0.7), linear(), precision="w8a16")
     assert report["outputs"]["y"]["scale"] == report["quality"]["scale"] == 0.7
     assert report["warnings"] == ["Output 'y': values are 1.43 times too small, which its cosine does not show."]
@@ -69,7 +69,7 @@ def test_values_that_are_a_little_off_are_poor_and_noise_is_no_scale(tmp_path: P
     assert "times" not in noisy.sentence()
 
 
-def test_the_output_whose_scale_is_wrong_speaks_for_the_model(tmp_path: Path) -> None:
+def test_output_with_wrong_scale_decides_quality(tmp_path: Path) -> None:
     def both(factor: float) -> ModelProto:
         return graph(
             "g (float[1, 8] x) => (float[1, 16] noisy, float[1, 16] scaled) "
@@ -82,7 +82,7 @@ def test_the_output_whose_scale_is_wrong_speaks_for_the_model(tmp_path: Path) ->
     assert (quality["output"], quality["scale"]) == ("scaled", 0.8)
 
 
-def test_a_bound_of_the_users_sees_the_scale_too_unless_it_asks_for_nothing(tmp_path: Path) -> None:
+def test_user_bound_checks_scale_unless_disabled(tmp_path: Path) -> None:
     assert "2 times too large" in refused(tmp_path / "a", linear(2.0), linear(), min_cosine=0.99, min_sqnr_db=None)
     assert validate(tmp_path / "b", linear(2.0), linear(), min_cosine=-1.0, min_sqnr_db=None)["outputs"]
 
@@ -90,7 +90,7 @@ def test_a_bound_of_the_users_sees_the_scale_too_unless_it_asks_for_nothing(tmp_
 # Single numbers.
 
 
-def test_a_single_number_is_judged_by_its_error_not_by_its_sign(tmp_path: Path) -> None:
+def test_single_number_is_judged_by_error_not_sign(tmp_path: Path) -> None:
     one = linear(columns=1)
     assert validate(tmp_path / "sound", linear(1.01, columns=1), one)["outputs"]["y"]["cosine_min"] is None
     # With one sample, its cosine is 1.
@@ -112,7 +112,7 @@ def balance(offset: float = 0.0) -> ModelProto:
     return cancelling(w, w - np.float32(1e-3), np.array([[offset]]))
 
 
-def test_a_single_number_next_to_nothing_is_judged_by_what_it_is_a_sum_of(tmp_path: Path) -> None:
+def test_single_number_near_zero_is_judged_by_its_summands(tmp_path: Path) -> None:
     report = validate(tmp_path / "sound", balance(0.03), balance())
     assert 0.03 < report["outputs"]["y"]["floor"] < 0.5
     assert "errors up to" in report["warnings"][0]
@@ -143,7 +143,7 @@ def saturated(shift: float = -12.0) -> ModelProto:
         (saturated(), saturated(-30.0), saturated(-1.0)),
     ],
 )
-def test_noise_is_not_compared_by_its_angle(
+def test_noise_output_is_not_compared_by_cosine(
     tmp_path: Path, reference: ModelProto, sound: ModelProto, broken: ModelProto
 ) -> None:
     report = validate(tmp_path / "sound", sound, reference)
@@ -153,7 +153,7 @@ def test_noise_is_not_compared_by_its_angle(
     assert "Output 'y' is too far" in refused(tmp_path / "broken", broken, reference)
 
 
-def test_small_values_that_say_something_are_no_noise(tmp_path: Path) -> None:
+def test_small_significant_values_are_not_noise(tmp_path: Path) -> None:
     """The probabilities of 1,000 classes, which 8 bits round to 0; and small voltages in a model that computes with
     them.
     """
@@ -176,7 +176,7 @@ def drawing(outputs: str) -> ModelProto:
     )
 
 
-def test_outputs_that_differ_from_run_to_run_are_told_of_and_not_compared(tmp_path: Path) -> None:
+def test_random_outputs_are_warned_about_and_not_compared(tmp_path: Path) -> None:
     both = drawing("float[1, 16] exact, float[1, 16] drawn")
     report = validate(tmp_path / "one", both, both, precision="fp32")
     assert report["outputs"].keys() == {"exact"}
@@ -200,7 +200,7 @@ def summing(kind: str) -> ModelProto:
 
 @pytest.mark.parametrize("shape", [[], [2, 3], [0, 3]])
 @pytest.mark.parametrize("dtype", ["float", "float16", "double", "bool", "uint8", "int8", "uint16", "int32", "int64"])
-def test_a_model_is_run_on_inputs_of_any_kind_and_shape(tmp_path: Path, dtype: str, shape: list[int]) -> None:
+def test_inputs_of_any_type_and_shape_are_run(tmp_path: Path, dtype: str, shape: list[int]) -> None:
     model = summing(f"{dtype}{shape or ''}")
     assert validate(tmp_path / "random", model, model, precision="fp32")["quality"]["cosine"] == 1.0
     kind = helper.tensor_dtype_to_np_dtype(model.graph.input[0].type.tensor_type.elem_type)
@@ -209,12 +209,12 @@ def test_a_model_is_run_on_inputs_of_any_kind_and_shape(tmp_path: Path, dtype: s
     assert (report["data"], report["samples"]) == ("npz", 2)
 
 
-def test_a_model_without_inputs_is_run(tmp_path: Path) -> None:
+def test_model_without_inputs_is_run(tmp_path: Path) -> None:
     model = graph("g () => (float[3] y) <float[3] k = {1, 2, 3}> { y = Sum (k) }")
     assert validate(tmp_path, model, model, precision="fp32")["quality"]["cosine"] == 1.0
 
 
-def test_texts_and_sequences_are_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_string_and_sequence_inputs_are_refused(tmp_path: Path) -> None:
     texts = graph("g (string[2] x) => (float[1] y) { s = Shape (x) y = Cast <to = 1> (s) }")
     with pytest.raises(InputError, match="Input 'x' is of type string, and models are run here on tensors of numbers"):
         validate(tmp_path / "texts", texts, texts, precision="fp32")
@@ -223,7 +223,7 @@ def test_texts_and_sequences_are_refused_in_a_sentence(tmp_path: Path) -> None:
         validate(tmp_path / "sequences", sequences, sequences, precision="fp32")
 
 
-def test_a_model_that_fails_on_random_inputs_says_that_they_may_be_why(tmp_path: Path) -> None:
+def test_failure_on_random_inputs_suggests_real_ones(tmp_path: Path) -> None:
     """Valid inputs depend on all numbers of the shape."""
     model = graph("g (float[6] x, int64[2] shape) => (float[1, 1] y) { r = Reshape (x, shape) y = ReduceSum (r) }")
     with pytest.raises(StageError) as failed:
@@ -257,7 +257,7 @@ def held_out(folder: Path, **slots: Path) -> Any:
     return report["held_out"]
 
 
-def test_held_out_is_what_calibration_has_provably_not_seen(tmp_path: Path) -> None:
+def test_held_out_excludes_samples_seen_in_calibration(tmp_path: Path) -> None:
     data = rows(tmp_path / "data", *range(8))
     found = calibrate(tmp_path, linear(), data, keep_back=3)
     ranges = found.folder

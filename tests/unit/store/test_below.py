@@ -52,7 +52,7 @@ STEPS: dict[str, Callable[[Below, str], object]] = {
 
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
 @pytest.mark.parametrize("way", ["link", "sub/link", "link/deep"])
-def test_no_step_goes_behind_a_link(
+def test_no_operation_follows_a_link(
     below: Below, tmp_path: Path, step: Callable[[Below, str], object], way: str
 ) -> None:
     before = contents(below.folder)
@@ -66,7 +66,7 @@ def test_no_step_goes_behind_a_link(
 
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
 @pytest.mark.parametrize("name", ["../outside/file", "/etc/passwd", "sub/../../outside/file", "", ".", "sub//mine"])
-def test_no_name_leaves_the_folder(
+def test_no_name_escapes_the_folder(
     below: Below, tmp_path: Path, step: Callable[[Below, str], object], name: str
 ) -> None:
     before = contents(below.folder)
@@ -76,7 +76,7 @@ def test_no_name_leaves_the_folder(
     assert contents(below.folder) == before
 
 
-def test_a_link_itself_is_seen_moved_and_removed(below: Below, tmp_path: Path) -> None:
+def test_link_itself_can_be_moved_and_removed(below: Below, tmp_path: Path) -> None:
     assert not below.is_file("link")
     below.move("link", "new/link")
     below.remove("new/link")
@@ -85,13 +85,13 @@ def test_a_link_itself_is_seen_moved_and_removed(below: Below, tmp_path: Path) -
     assert contents(tmp_path / "outside") == PRECIOUS
 
 
-def test_a_folder_may_be_reached_by_a_link_that_its_user_has_named(below: Below, tmp_path: Path) -> None:
+def test_folder_may_be_opened_through_a_link(below: Below, tmp_path: Path) -> None:
     (tmp_path / "here").symlink_to(below.folder, target_is_directory=True)
     Below(tmp_path / "here").move("mine", "new/deep/mine")
     assert contents(below.folder / "new") == {"deep/mine": b"mine"}
 
 
-def test_what_is_not_there_is_said_so(below: Below, tmp_path: Path) -> None:
+def test_missing_files_are_reported(below: Below, tmp_path: Path) -> None:
     assert below.status("sub/none") is None
     assert below.status("none/none") is None
     assert Below(tmp_path / "none").status("none") is None
@@ -102,7 +102,7 @@ def test_what_is_not_there_is_said_so(below: Below, tmp_path: Path) -> None:
         assert raised.value.filename == str(below.folder / "sub/none")
 
 
-def test_a_file_goes_over_to_another_file_system_whole(below: Below, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_move_across_file_systems_copies_the_whole_file(below: Below, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests may not mount file systems, so only the system's error is simulated."""
     replace = os.replace
 

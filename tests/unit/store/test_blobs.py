@@ -61,7 +61,7 @@ def is_read_only(path: Path) -> bool:
     return not stat.S_IMODE(path.stat().st_mode) & 0o222
 
 
-def test_a_blob_is_the_file_itself_under_its_digest_and_read_only(empty: Blobs, tmp_path: Path) -> None:
+def test_ingested_file_becomes_read_only_blob_under_its_digest(empty: Blobs, tmp_path: Path) -> None:
     (tmp_path / "big").write_bytes(DATA)
     inode = (tmp_path / "big").stat().st_ino
     empty.ingest(tmp_path / "big", "xxh3-128")
@@ -74,9 +74,7 @@ def test_a_blob_is_the_file_itself_under_its_digest_and_read_only(empty: Blobs, 
     assert not (tmp_path / "big").exists()
 
 
-def test_the_same_bytes_again_keep_the_sound_blob_and_count_as_stored_just_now(
-    blobs: Blobs, blob: Path, tmp_path: Path
-) -> None:
+def test_ingesting_again_keeps_intact_blob_and_updates_its_time(blobs: Blobs, blob: Path, tmp_path: Path) -> None:
     before = blob.stat()
     while blob.stat().st_ctime_ns == before.st_ctime_ns:  # the clock of the file system advances in ticks
         ingest(blobs, tmp_path)
@@ -85,9 +83,7 @@ def test_the_same_bytes_again_keep_the_sound_blob_and_count_as_stored_just_now(
 
 
 @pytest.mark.parametrize("stamped", [False, True])
-def test_the_right_bytes_replace_a_damaged_blob_even_one_that_looks_sound(
-    blobs: Blobs, blob: Path, tmp_path: Path, stamped: bool
-) -> None:
+def test_ingesting_again_replaces_damaged_blob(blobs: Blobs, blob: Path, tmp_path: Path, stamped: bool) -> None:
     spoil(blob, OTHER_DATA, stamped=stamped)
     ingest(blobs, tmp_path)
     assert blob.read_bytes() == DATA
@@ -95,7 +91,7 @@ def test_the_right_bytes_replace_a_damaged_blob_even_one_that_looks_sound(
 
 
 @pytest.mark.parametrize(("damage", "stamped"), [(OTHER_DATA, False), (DATA[:-1], False), (DATA[:-1], True)])
-def test_an_edited_or_short_blob_is_missing(
+def test_edited_or_truncated_blob_is_missing(
     blobs: Blobs, blob: Path, tmp_path: Path, damage: bytes, stamped: bool
 ) -> None:
     spoil(blob, damage, stamped=stamped)
@@ -103,7 +99,7 @@ def test_an_edited_or_short_blob_is_missing(
     assert list(contents(tmp_path / "quarantine").values()) == [damage]
 
 
-def test_silent_rot_that_no_stat_shows_is_caught_when_fetched(blobs: Blobs, blob: Path, tmp_path: Path) -> None:
+def test_silent_corruption_is_detected_on_fetch(blobs: Blobs, blob: Path, tmp_path: Path) -> None:
     spoil(blob, OTHER_DATA, stamped=True)
     assert blobs.missing([FILE]) == []
     with pytest.raises(BlobDamaged, match="damaged"):
@@ -112,7 +108,7 @@ def test_silent_rot_that_no_stat_shows_is_caught_when_fetched(blobs: Blobs, blob
     assert blobs.missing([FILE]) == [FILE]
 
 
-def test_a_blob_whose_time_alone_changed_is_hashed_once_and_stamped_again(blobs: Blobs, blob: Path) -> None:
+def test_blob_with_changed_time_is_rehashed_and_restamped(blobs: Blobs, blob: Path) -> None:
     os.utime(blob)
     assert blobs.missing([FILE]) == []
     assert blob.stat().st_mtime_ns == STAMP_NS
@@ -128,7 +124,7 @@ def link(blobs: Blobs, target: Path) -> None:
 
 @pytest.mark.parametrize("take", [fetch, link])
 @pytest.mark.parametrize("linked", [False, True])
-def test_a_missing_blob_is_damage_and_a_link_in_its_place_is_never_followed(
+def test_missing_blob_is_damage_and_link_is_not_followed(
     blobs: Blobs, blob: Path, tmp_path: Path, take: Callable[[Blobs, Path], None], linked: bool
 ) -> None:
     blob.rename(tmp_path / "elsewhere")
@@ -141,7 +137,7 @@ def test_a_missing_blob_is_damage_and_a_link_in_its_place_is_never_followed(
     assert (tmp_path / "elsewhere").read_bytes() == DATA
 
 
-def test_an_output_that_is_a_hard_link_to_a_users_file_leaves_that_file_as_it_was(empty: Blobs, tmp_path: Path) -> None:
+def test_ingesting_a_hard_link_does_not_affect_the_user_file(empty: Blobs, tmp_path: Path) -> None:
     (tmp_path / "mine").write_bytes(DATA)
     before = (tmp_path / "mine").stat()
     os.link(tmp_path / "mine", tmp_path / "output")
@@ -152,9 +148,7 @@ def test_an_output_that_is_a_hard_link_to_a_users_file_leaves_that_file_as_it_wa
     assert empty.is_intact(FILE.digest)
 
 
-def test_a_file_that_is_written_to_while_it_is_stored_is_refused(
-    empty: Blobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_written_during_ingest_is_refused(empty: Blobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def write_and_digest(path: Path, function: module.DigestFunction) -> str:
         spoil(Path(path), DATA)
         return digest_file(path, function)
@@ -166,7 +160,7 @@ def test_a_file_that_is_written_to_while_it_is_stored_is_refused(
     assert empty.missing([FILE]) == [FILE]
 
 
-def test_a_file_that_its_writer_still_writes_to_is_not_trusted_later(empty: Blobs, tmp_path: Path) -> None:
+def test_file_written_after_ingest_is_missing(empty: Blobs, tmp_path: Path) -> None:
     with open(tmp_path / "output", "wb", buffering=0) as writer:
         writer.write(DATA)
         empty.ingest(tmp_path / "output", "xxh3-128")
@@ -175,7 +169,7 @@ def test_a_file_that_its_writer_still_writes_to_is_not_trusted_later(empty: Blob
     assert empty.missing([FILE]) == [FILE]
 
 
-def test_blobs_of_both_functions_are_listed_and_a_foreign_file_without_a_digest(blobs: Blobs, tmp_path: Path) -> None:
+def test_blobs_of_both_functions_and_foreign_files_are_listed(blobs: Blobs, tmp_path: Path) -> None:
     (tmp_path / "shared").write_bytes(DATA)
     entry = blobs.ingest(tmp_path / "shared", "sha256")
     assert entry.digest == digest_bytes(DATA, "sha256")
@@ -184,16 +178,14 @@ def test_blobs_of_both_functions_are_listed_and_a_foreign_file_without_a_digest(
     assert {found.digest for found in blobs.all()} == {FILE.digest, entry.digest, ""}
 
 
-def test_a_file_on_another_device_is_copied_in(empty: Blobs, elsewhere: Path) -> None:
+def test_file_on_other_device_is_copied_in(empty: Blobs, elsewhere: Path) -> None:
     assert ingest(empty, elsewhere) == FILE
     assert list(elsewhere.iterdir()) == []
     assert empty.missing([FILE]) == []
     assert len(list(empty.all())) == 1
 
 
-def test_a_link_is_the_blob_itself_and_read_only_though_another_was_made_writable(
-    blobs: Blobs, blob: Path, tmp_path: Path
-) -> None:
+def test_linked_blob_is_read_only_even_after_chmod(blobs: Blobs, blob: Path, tmp_path: Path) -> None:
     link(blobs, tmp_path / "first")
     assert os.path.samefile(tmp_path / "first", blob)  # noqa: PTH121
     (tmp_path / "first").chmod(0o644)
@@ -202,9 +194,7 @@ def test_a_link_is_the_blob_itself_and_read_only_though_another_was_made_writabl
     assert blobs.missing([FILE]) == []
 
 
-def test_a_link_takes_the_place_of_a_file_and_of_a_link_and_leaves_nothing_beside_it(
-    blobs: Blobs, tmp_path: Path
-) -> None:
+def test_link_replaces_file_or_link_without_leftovers(blobs: Blobs, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     folder.mkdir()
     (folder / "model.onnx.data").write_bytes(b"old")
@@ -214,7 +204,7 @@ def test_a_link_takes_the_place_of_a_file_and_of_a_link_and_leaves_nothing_besid
 
 
 @pytest.mark.parametrize(("damage", "stamped"), [(OTHER_DATA, False), (b"short", False), (OTHER_DATA, True)])
-def test_a_blob_that_was_edited_through_a_link_is_not_linked_again(
+def test_blob_edited_through_link_is_not_linked_again(
     blobs: Blobs, tmp_path: Path, damage: bytes, stamped: bool
 ) -> None:
     """An edit with the time put back is found where a check is asked for."""
@@ -227,16 +217,14 @@ def test_a_blob_that_was_edited_through_a_link_is_not_linked_again(
     assert (tmp_path / "linked").read_bytes() == damage
 
 
-def test_a_link_that_comes_back_as_an_output_is_not_the_inode_that_is_stored(
-    blobs: Blobs, blob: Path, tmp_path: Path
-) -> None:
+def test_ingesting_a_linked_blob_stores_a_separate_inode(blobs: Blobs, blob: Path, tmp_path: Path) -> None:
     link(blobs, tmp_path / "linked")
     assert blobs.ingest(tmp_path / "linked", "xxh3-128").digest == FILE.digest
     assert blob.stat().st_nlink == 1
     assert blobs.missing([FILE]) == []
 
 
-def test_where_no_link_can_be_made_the_file_is_a_copy_and_is_named(
+def test_link_falls_back_to_copy_and_names_the_file(
     store: Store, publish: Callable[..., Record], elsewhere: Path
 ) -> None:
     artifact = publish(store, FILES).outputs["model"]
@@ -247,9 +235,7 @@ def test_where_no_link_can_be_made_the_file_is_a_copy_and_is_named(
     assert store.missing(artifact.files) == []
 
 
-def test_a_file_that_cannot_be_put_there_at_all_is_an_error_in_words(
-    store: Store, publish: Callable[..., Record], tmp_path: Path
-) -> None:
+def test_unplaceable_file_is_reported(store: Store, publish: Callable[..., Record], tmp_path: Path) -> None:
     artifact = publish(store, FILES).outputs["model"]
     (tmp_path / "out" / "model.onnx").mkdir(parents=True)
     with pytest.raises(StoreError, match=r"Cannot put model\.onnx into"):

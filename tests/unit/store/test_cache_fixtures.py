@@ -43,7 +43,7 @@ def check_whole(store: Store, folder: Path) -> list[Record]:
     return found
 
 
-def test_format_1_is_read_whole_without_its_index(tmp_path: Path) -> None:
+def test_format_1_is_readable_without_index(tmp_path: Path) -> None:
     store = opened("format-1", tmp_path)
     assert verify(store).clean
     found = check_whole(store, tmp_path / "fetched")
@@ -59,7 +59,7 @@ def test_format_1_is_read_whole_without_its_index(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", ["flipped-blob", "truncated-blob", "lost-blob", "records-only"])
-def test_a_record_without_a_sound_blob_counts_as_not_built_until_it_is_taken_out(tmp_path: Path, harm: str) -> None:
+def test_record_without_intact_blob_is_incomplete_until_repaired(tmp_path: Path, harm: str) -> None:
     store = opened(f"format-1-{harm}", tmp_path)
     records = [record for key in keys(store) if (record := store.record(key))]
     concerned = [record for record in records if store.missing(record.files())]
@@ -76,7 +76,7 @@ def test_a_record_without_a_sound_blob_counts_as_not_built_until_it_is_taken_out
     assert verify(store).clean
 
 
-def test_a_damaged_record_counts_as_absent_and_is_named(tmp_path: Path) -> None:
+def test_damaged_record_counts_as_absent_and_is_named(tmp_path: Path) -> None:
     store = opened("format-1-flipped-record", tmp_path)
     every = keys(store)
     assert len(verify(store).unreadable) == 1
@@ -84,7 +84,7 @@ def test_a_damaged_record_counts_as_absent_and_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "repaired"), [("format-1-truncated-index", True), ("format-1-damaged-index", False)])
-def test_a_damaged_index_costs_nothing_that_was_built(tmp_path: Path, name: str, repaired: bool) -> None:
+def test_damaged_index_loses_no_results(tmp_path: Path, name: str, repaired: bool) -> None:
     store = opened(name, tmp_path)
     if repaired:
         assert repair(store).repaired
@@ -95,7 +95,7 @@ def test_a_damaged_index_costs_nothing_that_was_built(tmp_path: Path, name: str,
     assert store.index.names("record") == keys(store)
 
 
-def test_files_of_somebody_else_are_named_and_survive_repair_and_collection(tmp_path: Path) -> None:
+def test_foreign_files_are_named_and_survive_repair_and_collection(tmp_path: Path) -> None:
     store = opened("format-1-foreign-files", tmp_path)
     report = repair(store)
     assert report.foreign == ("blobs/thesis.docx", "blobs/xxh3-128/31/desktop.ini", "records/notes.txt")
@@ -107,6 +107,6 @@ def test_files_of_somebody_else_are_named_and_survive_repair_and_collection(tmp_
         assert (store.folder / name).read_text() == "precious\n"
 
 
-def test_an_unknown_format_is_refused_with_advice(tmp_path: Path) -> None:
+def test_unknown_format_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="999"):
         opened("format-1-unknown-format", tmp_path)

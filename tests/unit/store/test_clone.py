@@ -18,7 +18,7 @@ from winml_dag.store.clone import clone_and_digest, clone_file
 from winml_dag.store.digest import digest_bytes
 
 
-def test_a_clone_of_a_read_only_file_is_an_ordinary_file_of_its_own(tmp_path) -> None:
+def test_clone_of_read_only_file_is_an_independent_writable_file(tmp_path) -> None:
     source, target, plain = tmp_path / "source", tmp_path / "target", tmp_path / "plain"
     source.write_bytes(b"weights")
     source.chmod(0o444)
@@ -32,7 +32,7 @@ def test_a_clone_of_a_read_only_file_is_an_ordinary_file_of_its_own(tmp_path) ->
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no umask")
-def test_the_umask_decides_who_may_read_a_clone(tmp_path) -> None:
+def test_clone_permissions_follow_umask(tmp_path) -> None:
     (tmp_path / "source").write_bytes(b"secret")
     before = os.umask(0o077)
     try:
@@ -42,12 +42,12 @@ def test_the_umask_decides_who_may_read_a_clone(tmp_path) -> None:
     assert stat.S_IMODE((tmp_path / "target").stat().st_mode) == 0o600
 
 
-def test_a_source_that_cannot_be_read_is_an_input_error_naming_it(tmp_path) -> None:
+def test_unreadable_source_is_an_input_error_naming_it(tmp_path) -> None:
     with pytest.raises(InputError, match=r"absent\.onnx"):
         clone_file(tmp_path / "absent.onnx", tmp_path / "target")
 
 
-def test_an_existing_target_is_not_overwritten_and_a_link_not_followed(tmp_path) -> None:
+def test_existing_target_is_not_overwritten_and_link_not_followed(tmp_path) -> None:
     (tmp_path / "source").write_bytes(b"new")
     (tmp_path / "precious").write_bytes(b"old")
     (tmp_path / "link").symlink_to(tmp_path / "precious")
@@ -74,7 +74,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_the_digest_is_that_of_what_arrived(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digest_is_that_of_the_target(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A target that is modified during the copy does not pass for the source."""
     copy = os.copy_file_range
 
@@ -89,7 +89,7 @@ def test_the_digest_is_that_of_what_arrived(source: Path, tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("code", [errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP])
-def test_where_the_kernel_cannot_it_is_copied_all_the_same(
+def test_copy_falls_back_without_kernel_support(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     def refuse(*_: object) -> int:
@@ -101,7 +101,7 @@ def test_where_the_kernel_cannot_it_is_copied_all_the_same(
 
 
 @pytest.mark.parametrize("ranges", [0, 3])
-def test_a_full_disk_leaves_nothing(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranges: int) -> None:
+def test_full_disk_leaves_no_target(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranges: int) -> None:
     copy, left = os.copy_file_range, iter(range(ranges))
 
     def fill_up(source: int, target: int, count: int) -> int:
@@ -115,9 +115,7 @@ def test_a_full_disk_leaves_nothing(source: Path, tmp_path: Path, monkeypatch: p
     assert not (tmp_path / "target").exists()
 
 
-def test_an_error_of_the_thread_that_hashes_is_raised(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hashing_thread_error_is_raised(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> int:
         raise OSError(errno.EIO, "Input/output error")
 
@@ -129,7 +127,7 @@ def test_an_error_of_the_thread_that_hashes_is_raised(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs limits of POSIX")
 @pytest.mark.parametrize("by_kernel", [True, False])
-def test_a_write_that_the_system_cuts_short_goes_on_until_the_system_refuses(tmp_path: Path, by_kernel: bool) -> None:
+def test_short_writes_continue_until_the_system_refuses(tmp_path: Path, by_kernel: bool) -> None:
     code = """
         import os, resource
         from winml_dag.store import clone

@@ -25,7 +25,7 @@ from winml_dag.store.usage import read_statistics
 NOW = 1_700_000_000
 
 
-def test_what_was_used_longest_ago_goes_first_and_only_as_much_as_has_to(store, put) -> None:
+def test_least_recently_used_records_are_removed_first(store, put) -> None:
     for number, days in enumerate([3, 9, 1, 6]):
         put(number, b"%d" % number * 10_000, days=days)
     store.used([key(1)])
@@ -40,7 +40,7 @@ def test_what_was_used_longest_ago_goes_first_and_only_as_much_as_has_to(store, 
     assert read_statistics(store.folder, store.locks).estimated_bytes == done.left_bytes
 
 
-def test_the_log_of_a_record_goes_with_it_and_not_before(store, fill) -> None:
+def test_log_is_removed_with_its_record(store, fill) -> None:
     for number, words in ((1, b"first"), (2, b"second")):
         log = fill({"log.txt": words}) / "log.txt"
         store.publish(
@@ -51,7 +51,7 @@ def test_the_log_of_a_record_goes_with_it_and_not_before(store, fill) -> None:
     assert sorted(contents(store.blobs.folder).values()) == [b"same", b"second"]
 
 
-def test_without_limits_only_what_no_record_needs_goes(store, put) -> None:
+def test_collection_without_limits_removes_only_orphans(store, put) -> None:
     put(1, b"kept", days=400)
     store.records.remove(put(2, b"orphan").cache_key)
     done = collected(store, Limits())
@@ -59,7 +59,7 @@ def test_without_limits_only_what_no_record_needs_goes(store, put) -> None:
     assert keys(store) == [1]
 
 
-def test_old_leftovers_go_and_new_ones_stay_as_do_locks_that_are_held(store) -> None:
+def test_old_leftovers_are_removed_and_held_locks_kept(store) -> None:
     for folder in (store.quarantine, store.failures):
         folder.mkdir()
         (folder / "new").write_bytes(b"12345")
@@ -77,7 +77,7 @@ def test_old_leftovers_go_and_new_ones_stay_as_do_locks_that_are_held(store) -> 
     assert contents(store.quarantine) == contents(store.failures) == {}
 
 
-def test_a_dry_run_says_what_would_go_and_touches_nothing(store, put) -> None:
+def test_dry_run_reports_removals_and_changes_nothing(store, put) -> None:
     for number in range(4):
         put(number, b"%d" % number * 1000, days=number)
     before = contents(store.records.folder) | contents(store.blobs.folder)
@@ -87,7 +87,7 @@ def test_a_dry_run_says_what_would_go_and_touches_nothing(store, put) -> None:
     assert collected(store, Limits(max_bytes=3000)) == planned
 
 
-def test_a_plan_that_stands_keeps_its_records_used(store, put) -> None:
+def test_records_of_a_cached_plan_count_as_used(store, put) -> None:
     put(1, b"one", days=9)
     put(2, b"two", days=9)
     folder = store.folder / "standing"
@@ -98,7 +98,7 @@ def test_a_plan_that_stands_keeps_its_records_used(store, put) -> None:
     assert keys(store) == [1]
 
 
-def test_a_plan_whose_records_have_gone_goes_with_all_its_files(store, put) -> None:
+def test_cached_plan_of_removed_records_is_removed(store, put) -> None:
     put(1, b"one", days=9)
     folder = store.folder / "standing"
     folder.mkdir()
@@ -110,7 +110,7 @@ def test_a_plan_whose_records_have_gone_goes_with_all_its_files(store, put) -> N
     assert sorted(contents(folder)) == ["other.keys", "other.note"]
 
 
-def test_a_record_that_may_not_be_read_stops_it_before_anything_is_removed(store, put, monkeypatch) -> None:
+def test_unreadable_record_stops_collection_before_removal(store, put, monkeypatch) -> None:
     put(1, b"one", days=9)
     put(2, b"two", days=9)
 
@@ -126,14 +126,14 @@ def test_a_record_that_may_not_be_read_stops_it_before_anything_is_removed(store
     assert keys(store) == [1, 2]
 
 
-def test_a_damaged_record_is_left_for_verify_and_what_it_needed_goes(store, put) -> None:
+def test_damaged_record_is_kept_for_verify_and_its_blobs_removed(store, put) -> None:
     put(1, b"one")
     store.records.path(key(1)).write_text("damaged")
     assert collected(store, Limits()).blobs == 1
     assert verify(store).unreadable == (key(1),)
 
 
-def test_times_from_a_clock_that_was_ahead_hold_nothing_for_ever(store, put) -> None:
+def test_future_timestamps_do_not_prevent_collection(store, put) -> None:
     record = put(1, b"one", days=-4000)
     os.utime(store.blobs.path(record.files()[0].digest), ns=(STAMP_NS * 4, STAMP_NS))
     assert collected(store, Limits(older_than_seconds=DAY)).records == 0
@@ -150,9 +150,7 @@ PARTS = st.lists(st.binary(min_size=1, max_size=3), min_size=1, max_size=3)
     limit=st.integers(0, 4000),
     days=st.none() | st.integers(0, 20),
 )
-def test_any_store_is_within_its_limits_afterwards_and_has_lost_no_more_than_it_had_to(
-    tmp_path_factory, records, limit, days
-) -> None:
+def test_collection_meets_limits_with_minimal_removal(tmp_path_factory, records, limit, days) -> None:
     store = Store(tmp_path_factory.mktemp("any") / "cache")
     used = {}
     for number, (data, ago) in enumerate(records):
@@ -179,7 +177,7 @@ def test_any_store_is_within_its_limits_afterwards_and_has_lost_no_more_than_it_
     store.close()
 
 
-def test_a_file_that_is_linked_to_a_blob_keeps_its_bytes_and_its_mode(store, put, tmp_path) -> None:
+def test_linked_file_keeps_bytes_and_mode(store, put, tmp_path) -> None:
     record = put(1, b"one", days=9)
     os.link(store.blobs.path(record.files()[0].digest), tmp_path / "linked")
     assert collected(store, Limits(max_bytes=0)).blobs == 1
@@ -218,7 +216,7 @@ def uses(run: subprocess.Popen[str], *numbers: int) -> None:
     assert run.stdout.readline() == "used\n"
 
 
-def test_what_a_living_run_uses_stays_and_the_rest_goes(store, put, run) -> None:
+def test_records_used_by_a_running_process_are_kept(store, put, run) -> None:
     put(1, b"one", days=9)
     held = put(2, b"two", days=9)
     uses(run, 2)
@@ -230,7 +228,7 @@ def test_what_a_living_run_uses_stays_and_the_rest_goes(store, put, run) -> None
     assert collected(store, Limits(max_bytes=0)).left_bytes == 0
 
 
-def test_what_was_stored_since_a_living_run_began_stays_though_its_record_is_not_there_yet(store, fill, run) -> None:
+def test_blobs_stored_since_a_running_process_began_are_kept(store, fill, run) -> None:
     uses(run)
     (fill({"new": b"new"}) / "new").replace(store.folder / "new")
     entry = store.blobs.ingest(store.folder / "new", "xxh3-128")
@@ -241,7 +239,7 @@ def test_what_was_stored_since_a_living_run_began_stays_though_its_record_is_not
     assert collected(store, Limits(max_bytes=0)).blobs == 1
 
 
-def test_a_record_that_is_used_between_the_look_and_the_hand_stays(store, put, monkeypatch) -> None:
+def test_record_used_between_scan_and_removal_is_kept(store, put, monkeypatch) -> None:
     kept = put(1, b"one", days=9)
     put(2, b"two", days=9)
     choose = module._choose
@@ -257,7 +255,7 @@ def test_a_record_that_is_used_between_the_look_and_the_hand_stays(store, put, m
     assert store.missing(kept.files()) == []
 
 
-def test_a_record_that_is_used_while_it_is_being_removed_comes_back(store, put, monkeypatch) -> None:
+def test_record_used_during_removal_is_restored(store, put, monkeypatch) -> None:
     """Its file is already moved away when the use finds none, and writes it again."""
     kept = put(1, b"one", days=9)
     remove = module._remove_unless_used
@@ -274,7 +272,7 @@ def test_a_record_that_is_used_while_it_is_being_removed_comes_back(store, put, 
     assert verify(store).clean
 
 
-def test_a_blob_that_is_stored_again_between_the_look_and_the_hand_stays(store, put, fill, monkeypatch) -> None:
+def test_blob_stored_between_scan_and_removal_is_kept(store, put, fill, monkeypatch) -> None:
     put(1, b"same" * 100, days=9)
     choose = module._choose
 
@@ -290,6 +288,6 @@ def test_a_blob_that_is_stored_again_between_the_look_and_the_hand_stays(store, 
     assert list(contents(store.blobs.folder).values()) == [b"same" * 100]
 
 
-def test_a_second_collection_waits_or_lets_it_be(store) -> None:
+def test_collection_without_wait_returns_none_while_another_runs(store) -> None:
     with store.locks.hold("collect"):
         assert collect(store, Limits(), wait=False) is None

@@ -23,7 +23,7 @@ BIG_BYTES = 4 * CHUNK_BYTES
 SIZES = [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES + 5, BIG_BYTES, BIG_BYTES + 7]
 
 
-def test_a_digest_is_written_with_its_function() -> None:
+def test_digest_is_prefixed_with_its_function() -> None:
     assert digest_bytes(b"wine") == "xxh3-128:" + xxhash.xxh3_128(b"wine").hexdigest()
     digest = digest_bytes(b"wine", "sha256")
     assert digest == "sha256:" + hashlib.sha256(b"wine").hexdigest()
@@ -31,14 +31,14 @@ def test_a_digest_is_written_with_its_function() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "md5:" + "0" * 32, "sha256:" + "0" * 32, "xxh3-128:" + "A" * 32, "sha256:../.."])
-def test_what_is_no_digest_is_refused(text) -> None:
+def test_invalid_digest_is_refused(text) -> None:
     with pytest.raises(StoreError, match="not a digest"):
         split_digest(text)
 
 
 @pytest.mark.parametrize("by_kernel", [True, False])
 @pytest.mark.parametrize(("function", "spare"), [("xxh3-128", True), ("xxh3-128", False), ("sha256", True)])
-def test_a_file_and_its_copy_have_the_digest_of_their_bytes_at_every_size_around_the_buffer(
+def test_file_and_copy_digests_match_bytes_around_buffer_sizes(
     tmp_path, monkeypatch, function, spare, by_kernel
 ) -> None:
     monkeypatch.setattr(module, "has_spare_processor", lambda: spare)
@@ -54,7 +54,7 @@ def test_a_file_and_its_copy_have_the_digest_of_their_bytes_at_every_size_around
         assert target.read_bytes() == data
 
 
-def test_a_file_that_grows_is_taken_up_to_an_end_that_it_had(tmp_path: Path, monkeypatch) -> None:
+def test_growing_file_is_read_to_its_end(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(module, "CHUNK_BYTES", 8)
     (tmp_path / "source").write_bytes(b"0123456789" * 2)
     fed = b""
@@ -69,7 +69,7 @@ def test_a_file_that_grows_is_taken_up_to_an_end_that_it_had(tmp_path: Path, mon
 @pytest.mark.parametrize("at", [0, 1, 2, 5])
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "bad sector"), KeyboardInterrupt()])
 @pytest.mark.parametrize("is_first", [True, False])
-def test_what_goes_wrong_in_either_thread_is_raised_in_order_and_no_thread_stays(at, error, is_first) -> None:
+def test_errors_in_either_thread_are_raised_and_no_thread_remains(at, error, is_first) -> None:
     before, used = threading.active_count(), []
 
     def fail_at(number: int) -> int:
@@ -89,7 +89,7 @@ def test_what_goes_wrong_in_either_thread_is_raised_in_order_and_no_thread_stays
 
 @pytest.mark.skipif(not hasattr(os, "preadv"), reason="without preadv, one thread reads")
 @pytest.mark.parametrize("at", [0, 1, 3])
-def test_a_read_error_of_a_large_file_is_raised_and_no_thread_stays(tmp_path, monkeypatch, at) -> None:
+def test_read_error_of_large_file_is_raised_and_no_thread_remains(tmp_path, monkeypatch, at) -> None:
     before, read = threading.active_count(), os.preadv
 
     def preadv(descriptor, buffers, offset):
@@ -107,7 +107,7 @@ def test_a_read_error_of_a_large_file_is_raised_and_no_thread_stays(tmp_path, mo
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what runs right now")
-def test_no_processor_is_spare_while_others_use_them_all() -> None:
+def test_no_processor_is_spare_when_all_are_busy() -> None:
     busy = [
         subprocess.Popen([sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE)
         for _ in range(2 * (os.cpu_count() or 1))

@@ -46,7 +46,7 @@ def file(tmp_path):
 
 
 @pytest.mark.usefixtures("settled")
-def test_an_unchanged_file_is_read_once_for_each_function(rows, file, hashed) -> None:
+def test_unchanged_file_is_hashed_once_per_function(rows, file, hashed) -> None:
     for _ in range(3):
         assert Fingerprints(rows).digest(file) == digest_bytes(b"graph")
     assert hashed == ["model.onnx"]
@@ -55,7 +55,7 @@ def test_an_unchanged_file_is_read_once_for_each_function(rows, file, hashed) ->
 
 @pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize("how", ["edited", "replaced", "linked elsewhere"])
-def test_other_bytes_of_the_same_size_and_time_are_noticed(rows, file, tmp_path, how) -> None:
+def test_changed_bytes_of_same_size_and_time_are_detected(rows, file, tmp_path, how) -> None:
     fingerprints = Fingerprints(rows)
     path, other, status = tmp_path / "current", tmp_path / "other", file.stat()
     path.symlink_to(file)
@@ -75,7 +75,7 @@ def test_other_bytes_of_the_same_size_and_time_are_noticed(rows, file, tmp_path,
 
 
 @pytest.mark.parametrize("set_back", [False, True])
-def test_a_file_that_changed_a_moment_ago_is_not_remembered(rows, file, hashed, monkeypatch, set_back) -> None:
+def test_recently_changed_file_is_not_remembered(rows, file, hashed, monkeypatch, set_back) -> None:
     monkeypatch.setattr(file_reading, "settled_ns", lambda _: file_reading.SETTLED_NS)
     if set_back:
         os.utime(file, (1, 1))
@@ -85,7 +85,7 @@ def test_a_file_that_changed_a_moment_ago_is_not_remembered(rows, file, hashed, 
 
 
 @pytest.mark.usefixtures("settled")
-def test_a_file_from_the_future_is_remembered_once_its_change_has_settled(rows, file, hashed) -> None:
+def test_file_from_the_future_is_remembered_once_settled(rows, file, hashed) -> None:
     os.utime(file, (time.time() + 10**6,) * 2)
     fingerprints = Fingerprints(rows)
     fingerprints.digest(file)
@@ -95,9 +95,7 @@ def test_a_file_from_the_future_is_remembered_once_its_change_has_settled(rows, 
 
 @pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize("for_ever", [False, True])
-def test_a_file_that_changes_while_it_is_read_is_read_again_and_one_that_never_rests_is_named(
-    rows, file, monkeypatch, for_ever
-) -> None:
+def test_file_changed_while_read_is_reread_or_refused(rows, file, monkeypatch, for_ever) -> None:
     original = module.digest_file
 
     def change_after_reading(path, function):
@@ -115,7 +113,7 @@ def test_a_file_that_changes_while_it_is_read_is_read_again_and_one_that_never_r
 
 
 @pytest.mark.usefixtures("settled")
-def test_many_files_come_in_the_order_asked_for(rows, tmp_path, hashed) -> None:
+def test_entries_keep_requested_order(rows, tmp_path, hashed) -> None:
     files = []
     for number in range(20):
         (tmp_path / f"{number}.bin").write_bytes(b"%d" % number)
@@ -127,7 +125,7 @@ def test_many_files_come_in_the_order_asked_for(rows, tmp_path, hashed) -> None:
 
 
 @pytest.mark.usefixtures("settled")
-def test_unchanged_tells_after_a_stage_ran_whether_its_input_is_still_the_same(rows, file) -> None:
+def test_unchanged_detects_edited_and_removed_files(rows, file) -> None:
     fingerprints = Fingerprints(rows)
     digest = fingerprints.digest(file)
     assert fingerprints.unchanged(file, digest)
@@ -138,7 +136,7 @@ def test_unchanged_tells_after_a_stage_ran_whether_its_input_is_still_the_same(r
 
 
 @pytest.mark.parametrize("what", ["absent", "folder", "dangling", "pipe"])
-def test_what_is_no_readable_file_is_an_input_error_naming_it(rows, tmp_path, what) -> None:
+def test_unreadable_path_is_an_input_error_naming_it(rows, tmp_path, what) -> None:
     path = tmp_path / what
     if what == "folder":
         path.mkdir()
@@ -153,7 +151,7 @@ def test_what_is_no_readable_file_is_an_input_error_naming_it(rows, tmp_path, wh
 
 
 @pytest.mark.usefixtures("settled")
-def test_a_row_that_makes_no_sense_is_ignored(rows, file) -> None:
+def test_invalid_row_is_ignored(rows, file) -> None:
     fingerprints = Fingerprints(rows)
     fingerprints.digest(file)
     status = file.stat()
@@ -167,7 +165,7 @@ def test_a_row_that_makes_no_sense_is_ignored(rows, file) -> None:
 
 @pytest.mark.skipif(os.name == "nt", reason="names there are always text")
 @pytest.mark.usefixtures("settled")
-def test_a_name_that_is_no_text_has_a_fingerprint_too(store, tmp_path, hashed) -> None:
+def test_undecodable_file_name_has_a_fingerprint(store, tmp_path, hashed) -> None:
     path = tmp_path / b"\xff.onnx".decode(errors="surrogateescape")
     path.write_bytes(b"graph")
     for _ in range(2):
@@ -176,7 +174,7 @@ def test_a_name_that_is_no_text_has_a_fingerprint_too(store, tmp_path, hashed) -
 
 
 @pytest.mark.usefixtures("settled")
-def test_a_stores_fingerprints_outlive_it(store, file, hashed) -> None:
+def test_fingerprints_persist_across_stores(store, file, hashed) -> None:
     store.fingerprints.digest(file)
     store.close()
     type(store)(store.folder).fingerprints.digest(file)

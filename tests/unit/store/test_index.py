@@ -57,7 +57,7 @@ def alter(tmp_path):
     return alter
 
 
-def test_values_come_back_by_namespace_and_name_also_in_a_new_process_of_reading(new_index) -> None:
+def test_values_persist_by_namespace_and_name(new_index) -> None:
     index = new_index()
     index.write("record", {"a": {"x": [1, 2.0, None]}, "b": "text"})
     index.write("latest", {"a": "other"})
@@ -72,7 +72,7 @@ def test_values_come_back_by_namespace_and_name_also_in_a_new_process_of_reading
     assert again.names("record") == again.names("latest") == []
 
 
-def test_rows_are_found_by_tag_within_their_namespace_and_the_tag_changes_with_the_row(new_index) -> None:
+def test_rows_are_found_by_tag_within_their_namespace(new_index) -> None:
     index = new_index()
     index.write("record", dict.fromkeys("abcd"), {"a": "x", "b": "y", "c": "x"})
     index.write("latest", {"a": "other"}, {"a": "x"})
@@ -83,7 +83,7 @@ def test_rows_are_found_by_tag_within_their_namespace_and_the_tag_changes_with_t
     assert set(index.newest_tagged("record", "y", 10)) == {"b", "c"}
 
 
-def test_thousands_are_read_at_once(new_index) -> None:
+def test_thousands_of_rows_are_read_at_once(new_index) -> None:
     index = new_index()
     values = {f"/models/{number}.onnx": number for number in range(2500)}
     index.write("fingerprint", values)
@@ -99,7 +99,7 @@ def test_thousands_are_read_at_once(new_index) -> None:
     ),
     name=st.text(),
 )
-def test_what_has_a_checksum_can_be_read_under_its_own_name_only(name, value) -> None:
+def test_checksummed_text_is_valid_only_under_its_name(name, value) -> None:
     try:
         text = with_checksum(name, canonical_json(value))
     except UnicodeEncodeError:
@@ -110,7 +110,7 @@ def test_what_has_a_checksum_can_be_read_under_its_own_name_only(name, value) ->
 
 
 @given(at=st.integers(0, 10**6), character=st.characters())
-def test_one_changed_character_under_a_checksum_is_noticed(at, character) -> None:
+def test_changed_character_invalidates_checksum(at, character) -> None:
     body = canonical_json({"outputs": [{"digest": "xxh3-128:" + "0" * 32, "size": 17}]})
     text = with_checksum("record:k", body)
     at %= len(text)
@@ -120,14 +120,14 @@ def test_one_changed_character_under_a_checksum_is_noticed(at, character) -> Non
             checked("record:k", changed)
 
 
-def test_a_row_moved_to_another_name_is_absent(new_index, alter) -> None:
+def test_row_moved_to_another_name_is_absent(new_index, alter) -> None:
     index = new_index()
     index.write("record", {"a": 1})
     alter("UPDATE Cache SET key = 'record:b'")
     assert index.read("record", ["a", "b"]) == {}
 
 
-def test_a_pickle_in_a_row_never_runs_whatever_is_called(new_index, alter, tmp_path) -> None:
+def test_pickled_row_is_never_loaded(new_index, alter, tmp_path) -> None:
     """The index is a file that others may have written, and diskcache unpickles a row whose mode is 4, even with its
     JSONDisk, which calls the base class before it parses JSON.
     """
@@ -161,7 +161,7 @@ def test_a_pickle_in_a_row_never_runs_whatever_is_called(new_index, alter, tmp_p
     assert not (tmp_path / "harmed").exists()
 
 
-def test_a_row_that_names_a_file_neither_reads_nor_deletes_it(new_index, alter, tmp_path) -> None:
+def test_row_naming_a_file_neither_reads_nor_deletes_it(new_index, alter, tmp_path) -> None:
     precious = tmp_path / "precious"
     precious.write_text('"secret"')
     index = new_index()
@@ -188,9 +188,7 @@ ALTERATIONS = {
 
 
 @pytest.mark.parametrize("damage", [*DAMAGES, *ALTERATIONS])
-def test_a_damaged_database_is_set_aside_with_a_warning_and_a_fresh_one_begun(
-    new_index, alter, tmp_path, caplog, damage
-) -> None:
+def test_damaged_database_is_quarantined_with_a_warning(new_index, alter, tmp_path, caplog, damage) -> None:
     index = new_index()
     index.write("record", {str(number): "x" * 500 for number in range(50)})
     index.close()
@@ -207,7 +205,7 @@ def test_a_damaged_database_is_set_aside_with_a_warning_and_a_fresh_one_begun(
     assert list((tmp_path / "quarantine").glob("index-*/cache.db"))
 
 
-def test_who_still_has_the_damaged_database_open_does_not_harm_the_fresh_one(new_index, tmp_path) -> None:
+def test_open_handle_to_damaged_database_does_not_harm_new_one(new_index, tmp_path) -> None:
     if os.name == "nt":
         pytest.skip("Windows moves no open file; the error says so")
     old, finder = new_index(), new_index()
@@ -225,7 +223,7 @@ def test_who_still_has_the_damaged_database_open_does_not_harm_the_fresh_one(new
     assert old.read("record", ["b"]) == {"b": 2}
 
 
-def test_two_who_find_the_same_damage_begin_afresh_once(new_index, tmp_path) -> None:
+def test_concurrent_damage_detection_restarts_the_index_once(new_index, tmp_path) -> None:
     first, second = new_index(), new_index()
     first.write("record", {"a": 1})
     first.close()
@@ -245,9 +243,7 @@ def test_two_who_find_the_same_damage_begin_afresh_once(new_index, tmp_path) -> 
     assert len(list((tmp_path / "quarantine").iterdir())) == 1
 
 
-def test_a_database_that_stays_locked_is_left_alone_with_one_warning_and_stays_where_it_is(
-    new_index, tmp_path, caplog
-) -> None:
+def test_locked_database_is_skipped_with_one_warning(new_index, tmp_path, caplog) -> None:
     index = new_index(busy_seconds=0.01)
     index.write("record", {"a": 1})
     other = sqlite3.connect(tmp_path / "index" / "cache.db", isolation_level=None)
@@ -264,9 +260,7 @@ def test_a_database_that_stays_locked_is_left_alone_with_one_warning_and_stays_w
 
 
 @pytest.mark.parametrize("name", ["READONLY", "PERM", "CANTOPEN", "AUTH", "FULL", "IOERR_WRITE", "NOMEM"])
-def test_where_the_system_does_not_permit_its_use_all_goes_on_without_it(
-    new_index, tmp_path, caplog, monkeypatch, name
-) -> None:
+def test_unusable_database_is_ignored_with_one_warning(new_index, tmp_path, caplog, monkeypatch, name) -> None:
     index = new_index()
     index.write("record", {"a": 1})
 
@@ -291,7 +285,7 @@ def test_where_the_system_does_not_permit_its_use_all_goes_on_without_it(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs limits of POSIX")
 @pytest.mark.parametrize("limit", ["RLIMIT_FSIZE", "RLIMIT_NOFILE"])
-def test_a_full_disk_or_too_many_open_files_are_no_damage(new_index, tmp_path, limit) -> None:
+def test_full_disk_or_too_many_open_files_are_not_damage(new_index, tmp_path, limit) -> None:
     index = new_index()
     index.write("record", {"a": 1})
     index.close()
@@ -316,14 +310,14 @@ def test_a_full_disk_or_too_many_open_files_are_no_damage(new_index, tmp_path, l
     assert not (tmp_path / "quarantine").exists()
 
 
-def test_with_a_folder_in_place_of_the_database_all_goes_on_without_it(new_index, tmp_path) -> None:
+def test_folder_in_place_of_database_disables_the_index(new_index, tmp_path) -> None:
     (tmp_path / "index" / "cache.db").mkdir(parents=True)
     index = new_index()
     index.write("record", {"a": 1})
     assert index.read("record", ["a"]) == {}
 
 
-def test_a_write_that_fails_half_way_leaves_nothing_of_it(new_index) -> None:
+def test_failed_write_is_rolled_back(new_index) -> None:
     index = new_index()
     with pytest.raises(UnicodeEncodeError):
         index.write("record", {"a": 1, "\ud800": 2})

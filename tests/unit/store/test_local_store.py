@@ -18,13 +18,13 @@ from winml_dag.store.store import Store
 FILES = {"model.onnx": b"graph"}
 
 
-def test_a_new_folder_becomes_a_store_of_format_1(tmp_path) -> None:
+def test_new_folder_becomes_a_format_1_store(tmp_path) -> None:
     Store(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b" / "FORMAT").read_text().strip() == "1"
 
 
 @pytest.mark.parametrize("text", ["2", "", "one", "\x00\xff"])
-def test_an_unknown_format_is_refused_with_advice_and_left_alone(tmp_path, text) -> None:
+def test_unknown_format_is_refused_and_unchanged(tmp_path, text) -> None:
     (tmp_path / "FORMAT").write_text(text, encoding="latin-1")
     with pytest.raises(StoreError, match="format") as caught:
         Store(tmp_path)
@@ -32,7 +32,7 @@ def test_an_unknown_format_is_refused_with_advice_and_left_alone(tmp_path, text)
     assert [path.name for path in tmp_path.iterdir()] == ["FORMAT"]
 
 
-def test_a_store_keeps_the_digest_function_that_it_was_made_with(tmp_path) -> None:
+def test_store_keeps_its_digest_function(tmp_path) -> None:
     for name, function, marker in (("alone", "xxh3-128", "1\n"), ("shared", "sha256", "1 sha256\n")):
         assert Store(tmp_path / name, function=function).function == function
         assert Store(tmp_path / name).function == function
@@ -44,7 +44,7 @@ def test_a_store_keeps_the_digest_function_that_it_was_made_with(tmp_path) -> No
         assert Store(store_folder(tmp_path / name, function), function=function).folder.parent == tmp_path / name
 
 
-def test_a_folder_with_other_things_in_it_is_not_adopted(tmp_path) -> None:
+def test_folder_with_other_files_is_not_adopted(tmp_path) -> None:
     (tmp_path / "thesis.docx").write_text("precious")
     with pytest.raises(StoreError, match=r"not a cache: it has thesis\.docx"):
         Store(tmp_path)
@@ -52,14 +52,14 @@ def test_a_folder_with_other_things_in_it_is_not_adopted(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("path", ["file", "file/below"])
-def test_a_file_in_place_of_the_folder_is_an_error_in_words(tmp_path, path) -> None:
+def test_file_in_place_of_folder_is_refused(tmp_path, path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(StoreError, match="a file is where a folder should be"):
         Store(tmp_path / path)
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anything")
-def test_a_store_that_may_not_be_written_is_an_error_in_words(store, publish, tmp_path) -> None:
+def test_unwritable_store_is_reported(store, publish, tmp_path) -> None:
     publish(store, FILES)
     store.close()
     (tmp_path / "closed").mkdir(mode=0o555)
@@ -73,7 +73,7 @@ def test_a_store_that_may_not_be_written_is_an_error_in_words(store, publish, tm
         (store.blobs.folder / "xxh3-128").chmod(0o755)
 
 
-def test_the_default_folder_is_the_variables_else_the_users_cache_folder(monkeypatch, tmp_path) -> None:
+def test_default_folder_is_variable_or_user_cache_folder(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("WINML_DAG_CACHE_DIR", str(tmp_path / "mine"))
     assert default_cache_dir() == tmp_path / "mine"
     monkeypatch.setenv("WINML_DAG_CACHE_DIR", "~/mine")
@@ -84,7 +84,7 @@ def test_the_default_folder_is_the_variables_else_the_users_cache_folder(monkeyp
         assert default_cache_dir() == platformdirs.user_cache_path("winml_dag", appauthor=False)
 
 
-def test_a_user_without_a_home_is_told_to_name_the_cache(monkeypatch):
+def test_user_without_home_is_advised_to_name_the_cache(monkeypatch):
     monkeypatch.setenv("WINML_DAG_CACHE_DIR", "~/mine")
     # As in Python where neither the environment nor the system has a home folder.
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
@@ -96,20 +96,20 @@ def test_a_user_without_a_home_is_told_to_name_the_cache(monkeypatch):
     ("number", "words"),
     [("ENOSPC", "disk is full"), ("EFBIG", "limit on file size"), ("EROFS", "read-only"), ("EIO", "error")],
 )
-def test_errors_of_the_system_are_put_in_words(number, words) -> None:
+def test_system_errors_are_explained(number, words) -> None:
     with pytest.raises(StoreError, match=words) as caught, in_words("Cannot store the outputs of export"):
         raise OSError(getattr(errno, number), os.strerror(getattr(errno, number)), "weights.bin")
     assert caught.value.message.startswith("Cannot store the outputs of export: ")
     assert "weights.bin" in caught.value.message
 
 
-def test_a_log_that_is_missing_is_an_error_and_nothing_is_recorded(store, new_record, fill) -> None:
+def test_missing_log_is_an_error_and_nothing_is_recorded(store, new_record, fill) -> None:
     with pytest.raises(StoreError, match=r"log\.txt"):
         store.publish(new_record(KEY), {"model": fill(FILES)}, fill({}) / "log.txt")
     assert store.record(KEY) is None
 
 
-def test_a_file_in_the_way_of_a_fetch_is_an_error_in_words(store, publish, fill) -> None:
+def test_file_blocking_a_fetch_is_reported(store, publish, fill) -> None:
     record = publish(store, {"nested/model.onnx": b"graph"})
     folder = fill({"nested": b"in the way"})
     with pytest.raises(StoreError, match="a file is where a folder should be"):
@@ -118,7 +118,7 @@ def test_a_file_in_the_way_of_a_fetch_is_an_error_in_words(store, publish, fill)
 
 
 @pytest.mark.parametrize("expected", [0, 3, 7, 100])
-def test_a_file_that_grew_or_shrank_meanwhile_is_read_to_its_end(tmp_path, expected: int) -> None:
+def test_file_is_read_to_its_end_despite_wrong_size(tmp_path, expected: int) -> None:
     (tmp_path / "file").write_bytes(b"weights")
     opened = open_to_read(tmp_path / "file")
     try:
@@ -128,7 +128,7 @@ def test_a_file_that_grew_or_shrank_meanwhile_is_read_to_its_end(tmp_path, expec
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows does not fork")
-def test_a_forked_process_makes_other_partial_names() -> None:
+def test_forked_process_uses_other_partial_names() -> None:
     with ProcessPoolExecutor(1, get_context("fork")) as pool:
         theirs = pool.submit(partial_name)
         assert theirs.result() != partial_name()

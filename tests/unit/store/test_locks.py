@@ -54,7 +54,7 @@ def is_free(store: Store, key: str) -> bool:
         return False
 
 
-def test_a_claim_keeps_other_processes_out_until_it_ends(store, holder) -> None:
+def test_claim_excludes_other_processes_until_released(store, holder) -> None:
     assert not is_free(store, KEY)
     assert is_free(store, OTHER_KEY)
     got = threading.Event()
@@ -71,14 +71,14 @@ def test_a_claim_keeps_other_processes_out_until_it_ends(store, holder) -> None:
     assert got.is_set()
 
 
-def test_a_claim_ends_with_its_process_however_that_dies(store, holder) -> None:
+def test_claim_ends_when_its_process_is_killed(store, holder) -> None:
     os.kill(holder.pid, getattr(signal, "SIGKILL", signal.SIGTERM))
     holder.wait()
     with store.claim(KEY):
         pass
 
 
-def test_threads_take_turns(store) -> None:
+def test_claims_of_threads_are_exclusive(store) -> None:
     inside, most = 0, 0
 
     def work() -> None:
@@ -99,7 +99,7 @@ def test_threads_take_turns(store) -> None:
     assert most == 1
 
 
-def test_nobody_is_kept_out_while_somebody_is_in(store, holder) -> None:
+def test_hold_unused_is_refused_while_store_is_in_use(store, holder) -> None:
     with pytest.raises(StoreError, match="in use"), store.locks.hold_unused():
         pass
     holder.communicate("")
@@ -107,7 +107,7 @@ def test_nobody_is_kept_out_while_somebody_is_in(store, holder) -> None:
         pass
 
 
-def test_who_comes_while_all_are_kept_out_waits(store) -> None:
+def test_claim_waits_while_store_is_held_exclusively(store) -> None:
     got, waits = threading.Event(), threading.Event()
 
     def still_waits() -> bool:
@@ -127,7 +127,7 @@ def test_who_comes_while_all_are_kept_out_waits(store) -> None:
     assert got.is_set()
 
 
-def test_a_lock_folder_that_cannot_be_made_is_an_error_in_words(tmp_path) -> None:
+def test_unusable_lock_folder_is_reported(tmp_path) -> None:
     (tmp_path / "locks").write_text("a file")
     with pytest.raises(StoreError, match="a file is where a folder should be"), Locks(tmp_path / "locks").hold("x"):
         pass
@@ -144,7 +144,7 @@ for _ in range(25):
 """
 
 
-def test_files_of_free_locks_can_be_removed_while_others_take_turns(tmp_path) -> None:
+def test_free_lock_files_can_be_removed_during_use(tmp_path) -> None:
     """Each turn reads a number and writes it plus one: two concurrent turns would lose one."""
     store = Store(tmp_path / "cache")
     counter = tmp_path / "counter"
@@ -159,7 +159,7 @@ def test_files_of_free_locks_can_be_removed_while_others_take_turns(tmp_path) ->
     assert counter.read_text() == "50"
 
 
-def test_only_the_file_of_a_lock_that_is_held_stays(store, holder) -> None:
+def test_only_held_lock_files_are_kept(store, holder) -> None:
     holder.kill()
     holder.wait()
     folder = store.folder / "locks"
@@ -169,7 +169,7 @@ def test_only_the_file_of_a_lock_that_is_held_stays(store, holder) -> None:
         assert [file.name for file in folder.iterdir()] == ["held.lock"]
 
 
-def test_who_keeps_all_others_out_may_hold_any(store) -> None:
+def test_exclusive_holder_may_take_any_lock(store) -> None:
     with store.locks.hold_unused():
         with store.locks.hold("index"):
             pass
@@ -177,13 +177,13 @@ def test_who_keeps_all_others_out_may_hold_any(store) -> None:
             assert free
 
 
-def test_locks_leave_nothing_behind(store) -> None:
+def test_released_locks_leave_no_files(store) -> None:
     for number in range(3):
         with store.claim(f"{number:064}"), store.scratch.open():
             pass
     assert list((store.folder / "locks").iterdir()) == []
 
 
-def test_a_thread_that_would_wait_for_itself_is_told(store) -> None:
+def test_claiming_a_held_key_in_the_same_thread_raises(store) -> None:
     with store.claim(KEY), pytest.raises(RuntimeError), store.claim(KEY, gives_up=lambda: True):
         pass

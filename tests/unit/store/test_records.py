@@ -16,7 +16,7 @@ from winml_dag.store.store import Store
 FILES = {"model.onnx": b"graph"}
 
 
-def test_records_need_no_index_and_repair_fills_it_again(store, publish) -> None:
+def test_records_need_no_index_and_reindex_restores_it(store, publish) -> None:
     record = publish(store, FILES)
     store.close()
     shutil.rmtree(store.folder / "index")
@@ -29,14 +29,14 @@ def test_records_need_no_index_and_repair_fills_it_again(store, publish) -> None
 
 
 @pytest.mark.parametrize("text", ["", "{}", "no json", '["0000000000000000",{}]', "[" * 100_000])
-def test_a_record_that_cannot_be_read_counts_as_absent_and_running_again_heals_it(store, publish, text) -> None:
+def test_unreadable_record_counts_as_absent_and_is_rewritten(store, publish, text) -> None:
     publish(store, FILES)
     store.records.path(KEY).write_text(text)
     assert store.record(KEY) is None
     assert publish(store, FILES) == store.record(KEY)
 
 
-def test_a_record_under_another_records_name_is_not_taken_for_it(store, publish) -> None:
+def test_record_under_another_name_is_ignored(store, publish) -> None:
     publish(store, FILES)
     other = store.records.path(OTHER_KEY)
     other.parent.mkdir()
@@ -44,7 +44,7 @@ def test_a_record_under_another_records_name_is_not_taken_for_it(store, publish)
     assert store.record(OTHER_KEY) is None
 
 
-def test_what_another_process_stored_again_is_read(store, publish, new_record, fill) -> None:
+def test_record_rewritten_by_another_store_is_read(store, publish, new_record, fill) -> None:
     publish(store, FILES)
     store.remember({"name": KEY})
     for data in (b"another", b"a third"):
@@ -60,7 +60,7 @@ JSON = st.recursive(
 )
 
 
-def test_a_folder_in_place_of_a_record_is_set_aside_when_the_record_is_written(store, publish) -> None:
+def test_folder_in_place_of_record_is_quarantined(store, publish) -> None:
     path = store.records.path(KEY)
     path.mkdir(parents=True)
     (path / "notes.txt").write_text("precious")
@@ -73,7 +73,7 @@ def test_a_folder_in_place_of_a_record_is_set_aside_when_the_record_is_written(s
 @given(
     name=st.sampled_from(["format", "version", "config", "inputs", "outputs", "metrics", "log", "made_by"]), value=JSON
 )
-def test_a_record_with_any_nonsense_in_a_field_is_read_or_refused_in_words(new_record_json, name, value) -> None:
+def test_record_with_invalid_field_is_read_or_refused(new_record_json, name, value) -> None:
     # Any other error would propagate and stop a build.
     with contextlib.suppress(StoreError):
         Record.from_json({**new_record_json, name: value})
@@ -86,7 +86,7 @@ def new_record_json():
     return Record(KEY, "c" * 64, KeyInputs("export", 1, {}, {}, {}), {}).to_json()
 
 
-def test_a_use_sets_the_time_of_a_records_file_and_brings_back_one_removed_after_it_was_read(store, publish) -> None:
+def test_use_updates_record_time_and_restores_removed_record(store, publish) -> None:
     record = publish(store, FILES)
     os.utime(store.records.path(KEY), (1, 1))
     store.used([KEY])
@@ -102,7 +102,7 @@ def test_a_use_sets_the_time_of_a_records_file_and_brings_back_one_removed_after
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
-def test_a_use_of_a_read_only_cache_is_no_error(store, publish) -> None:
+def test_use_of_read_only_cache_is_tolerated(store, publish) -> None:
     publish(store, FILES)
     store.records.path(KEY).unlink()
     store.records.path(KEY).parent.chmod(0o555)

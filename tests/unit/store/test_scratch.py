@@ -38,7 +38,7 @@ def roots(store: Store) -> list[str]:
     return sorted(path.name for path in store.scratch.folder.iterdir())
 
 
-def test_a_scratch_folder_is_empty_ones_own_and_gone_afterwards(store) -> None:
+def test_scratch_folder_is_empty_private_and_removed(store) -> None:
     with store.scratch.open() as first, store.scratch.open() as second:
         assert first != second
         assert contents(first) == contents(second) == {}
@@ -47,7 +47,7 @@ def test_a_scratch_folder_is_empty_ones_own_and_gone_afterwards(store) -> None:
     assert not list((store.folder / "locks").glob("scratch-*"))
 
 
-def test_it_is_gone_after_a_failure_too_with_read_only_files_and_folders_in_it(store) -> None:
+def test_scratch_with_read_only_files_is_removed_after_failure(store) -> None:
     def fail(root: Path) -> None:
         (root / "a" / "b").mkdir(parents=True)
         (root / "a" / "b" / "file").write_text("x")
@@ -61,7 +61,7 @@ def test_it_is_gone_after_a_failure_too_with_read_only_files_and_folders_in_it(s
     assert roots(store) == []
 
 
-def test_a_link_out_of_scratch_is_removed_and_not_followed(store, tmp_path) -> None:
+def test_link_in_scratch_is_removed_and_not_followed(store, tmp_path) -> None:
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "file").write_text("mine")
     (tmp_path / "precious").chmod(0o555)
@@ -75,7 +75,7 @@ def test_a_link_out_of_scratch_is_removed_and_not_followed(store, tmp_path) -> N
     assert (tmp_path / "precious").stat().st_mode & 0o777 == 0o555
 
 
-def test_the_living_keep_theirs_and_the_dead_lose_it_at_the_next_run(store, living) -> None:
+def test_dead_process_scratch_is_removed_and_live_one_kept(store, living) -> None:
     process, root = living
     with store.scratch.open():
         assert contents(root) == {"work": b"half done"}
@@ -87,7 +87,7 @@ def test_the_living_keep_theirs_and_the_dead_lose_it_at_the_next_run(store, livi
     assert not list((store.folder / "locks").glob("scratch-*"))
 
 
-def test_the_oldest_of_the_living_tells_a_time_before_it_began(store, living) -> None:
+def test_oldest_scratch_start_precedes_its_creation(store, living) -> None:
     process, root = living
     before = store.scratch.oldest_began()
     assert before is not None
@@ -100,7 +100,7 @@ def test_the_oldest_of_the_living_tells_a_time_before_it_began(store, living) ->
     assert store.scratch.oldest_began() is None, "the dead do not count"
 
 
-def test_before_a_name_that_tells_no_time_nothing_is_old(store) -> None:
+def test_scratch_name_without_time_counts_as_oldest(store) -> None:
     (store.scratch.folder / "odd").mkdir(parents=True)
     with store.locks.hold("scratch-odd"):
         assert store.scratch.oldest_began() == 0

@@ -55,7 +55,7 @@ def made(machine: Machine, new_record: Callable[[str], Record], fill: Fill) -> R
 
 
 @pytest.mark.parametrize("put", [Store.fetch, Store.link])
-def test_blobs_come_when_they_are_fetched_or_linked_and_then_they_are_here(
+def test_blobs_are_fetched_on_use_and_then_local(
     machine: Machine, remote: MemoryRemote, made: Record, tmp_path: Path, put: Callable[..., object]
 ) -> None:
     here = machine("here")
@@ -81,7 +81,7 @@ def test_blobs_come_when_they_are_fetched_or_linked_and_then_they_are_here(
     assert {method for method, _ in remote.calls} == {"close"}
 
 
-def test_a_look_for_many_asks_for_their_blobs_too(machine: Machine, remote: MemoryRemote, made: Record) -> None:
+def test_prefetch_includes_blobs(machine: Machine, remote: MemoryRemote, made: Record) -> None:
     here = machine("here")
     assert set(here.prefetch_records([KEY, OTHER_KEY])) == {KEY}
     remote.calls.clear()
@@ -91,7 +91,7 @@ def test_a_look_for_many_asks_for_their_blobs_too(machine: Machine, remote: Memo
     here.close()
 
 
-def test_a_record_whose_blobs_nobody_has_is_no_hit(machine: Machine, remote: MemoryRemote, made: Record) -> None:
+def test_record_with_missing_blobs_is_incomplete(machine: Machine, remote: MemoryRemote, made: Record) -> None:
     remote.blobs.pop(made.files()[0].digest)
     here = machine("here")
     record = here.record(KEY)
@@ -100,9 +100,7 @@ def test_a_record_whose_blobs_nobody_has_is_no_hit(machine: Machine, remote: Mem
     here.close()
 
 
-def test_a_blob_that_is_gone_when_it_is_needed_counts_as_missing_from_then_on(
-    machine: Machine, remote: MemoryRemote, made: Record, tmp_path: Path
-) -> None:
+def test_vanished_blob_counts_as_missing(machine: Machine, remote: MemoryRemote, made: Record, tmp_path: Path) -> None:
     here = machine("here")
     assert here.missing(made.files()) == []
     remote.blobs.clear()
@@ -112,7 +110,7 @@ def test_a_blob_that_is_gone_when_it_is_needed_counts_as_missing_from_then_on(
     here.close()
 
 
-def test_rot_here_is_healed_by_the_remote(machine: Machine, made: Record, tmp_path: Path) -> None:
+def test_local_corruption_is_healed_from_remote(machine: Machine, made: Record, tmp_path: Path) -> None:
     here = machine("here")
     here.fetch_ahead(made.files())
     for file in made.files():

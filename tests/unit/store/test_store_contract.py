@@ -19,9 +19,7 @@ from winml_dag.store.store import Store
 FILES = {"model.onnx": b"graph", "model.onnx.data": b"weights" * 1000, "nested/names.txt": b""}
 
 
-def test_what_is_published_can_be_found_and_fetched_and_its_log_stays_where_it_was(
-    store, new_record, fill, tmp_path
-) -> None:
+def test_published_record_is_found_and_fetched_with_its_log(store, new_record, fill, tmp_path) -> None:
     log = tmp_path / "log.txt"
     log.write_bytes(b"it went well")
     record = store.publish(new_record(KEY), {"model": fill(FILES), "report": fill({"r.json": b"{}"})}, log)
@@ -38,7 +36,7 @@ def test_what_is_published_can_be_found_and_fetched_and_its_log_stays_where_it_w
 
 
 @pytest.mark.skipif(os.name == "nt", reason="on Windows a name says what may be run")
-def test_what_may_be_run_may_be_run_when_it_is_fetched_or_linked(store, new_record, fill, tmp_path) -> None:
+def test_executable_bit_survives_fetch_and_link(store, new_record, fill, tmp_path) -> None:
     """One content with both modes: a blob has no mode of its own."""
     folder = fill({"plain.sh": b"#!/bin/sh", "run.sh": b"#!/bin/sh"})
     (folder / "run.sh").chmod(0o755)
@@ -56,7 +54,7 @@ def test_what_may_be_run_may_be_run_when_it_is_fetched_or_linked(store, new_reco
     assert store.missing(record.files()) == []
 
 
-def test_an_artifact_is_another_one_when_a_file_of_it_may_be_run() -> None:
+def test_executable_bit_changes_artifact_digest() -> None:
     """Without an executable file its digest is the same as ever."""
     plain = FileEntry("a", "sha256:" + "0" * 64, 1)
     assert Artifact((plain,)).digest == "sha256:fe68a8bc1f1b55217a922b3c1172bc901b033ac5a87de983be5905802887d7f2"
@@ -64,14 +62,14 @@ def test_an_artifact_is_another_one_when_a_file_of_it_may_be_run() -> None:
     assert plain.to_json() == {"name": "a", "digest": plain.digest, "size": 1}
 
 
-def test_an_empty_log_is_not_kept(store, new_record, fill, tmp_path) -> None:
+def test_empty_log_is_not_stored(store, new_record, fill, tmp_path) -> None:
     (tmp_path / "log.txt").touch()
     record = store.publish(new_record(KEY), {"model": fill(FILES)}, tmp_path / "log.txt")
     assert record.log is None
     assert store.record(KEY) == record
 
 
-def test_the_records_of_a_stage_are_found_those_that_came_last_first(store, new_record) -> None:
+def test_records_of_a_stage_are_listed_newest_first(store, new_record) -> None:
     export = new_record(KEY).key_inputs
     for number, stage in enumerate(["export", "quantize", "export", "export", "exports"]):
         made = dataclasses.replace(new_record(f"{number:064x}"), key_inputs=dataclasses.replace(export, stage=stage))
@@ -81,7 +79,7 @@ def test_the_records_of_a_stage_are_found_those_that_came_last_first(store, new_
     assert store.records_of("compile", 10) == []
 
 
-def test_the_latest_under_a_name_is_the_one_remembered_last(store, publish) -> None:
+def test_latest_is_the_record_remembered_last(store, publish) -> None:
     publish(store, FILES)
     other = publish(store, {"model.onnx": b"other"}, OTHER_KEY)
     store.remember({"résnet / export": KEY})
@@ -89,7 +87,7 @@ def test_the_latest_under_a_name_is_the_one_remembered_last(store, publish) -> N
     assert store.latest(["résnet / export"]).get("résnet / export") == other
 
 
-def test_a_damaged_blob_is_missing_and_running_again_heals_it(store, publish, tmp_path) -> None:
+def test_damaged_blob_is_missing_and_republishing_heals_it(store, publish, tmp_path) -> None:
     record = publish(store, FILES)
     damaged, lost, *_ = record.files()
     spoil(store.blobs.path(damaged.digest), b"grapf")
@@ -106,7 +104,7 @@ def test_a_damaged_blob_is_missing_and_running_again_heals_it(store, publish, tm
     assert contents(tmp_path / "fetched") == FILES
 
 
-def test_a_record_that_names_another_size_than_its_blob_has_is_not_believed(store, publish, tmp_path) -> None:
+def test_record_with_wrong_blob_size_is_refused(store, publish, tmp_path) -> None:
     (file,) = publish(store, {"model.onnx": b"graph"}).files()
     wrong = dataclasses.replace(file, size=file.size + 1)
     assert store.missing([wrong]) == [wrong]
@@ -116,9 +114,7 @@ def test_a_record_that_names_another_size_than_its_blob_has_is_not_believed(stor
 
 
 @pytest.mark.parametrize("make", ["file link", "folder link", "dangling link", "pipe", "the folder is a link"])
-def test_an_output_that_is_no_file_of_its_own_is_refused_and_nothing_published(
-    store, new_record, fill, tmp_path, make
-) -> None:
+def test_output_that_is_not_a_regular_file_is_refused(store, new_record, fill, tmp_path, make) -> None:
     folder, secret = fill(FILES), fill({"id_rsa": b"private"})
     if make == "pipe":
         if not hasattr(os, "mkfifo"):
@@ -141,13 +137,13 @@ def test_an_output_that_is_no_file_of_its_own_is_refused_and_nothing_published(
 @pytest.mark.parametrize(
     "name", ["con.onnx", "trailing.", "back\\slash", "new\nline", b"\xff.bin".decode(errors="surrogateescape")]
 )
-def test_an_output_with_a_name_that_is_unsafe_somewhere_is_refused(store, new_record, fill, name) -> None:
+def test_unsafe_output_name_is_refused(store, new_record, fill, name) -> None:
     with pytest.raises(StoreError, match="safe file name"):
         store.publish(new_record(KEY), {"model": fill({name: b"x"})})
     assert store.record(KEY) is None
 
 
-def test_outputs_that_differ_only_in_case_are_refused_before_any_is_moved(store, new_record, fill) -> None:
+def test_outputs_differing_only_in_case_are_refused_before_moving(store, new_record, fill) -> None:
     folder = fill({"Model.onnx": b"1", "model.onnx": b"2"})
     if len(contents(folder)) < 2:
         pytest.skip("this file system folds case")
@@ -156,28 +152,28 @@ def test_outputs_that_differ_only_in_case_are_refused_before_any_is_moved(store,
     assert len(contents(folder)) == 2
 
 
-def test_an_empty_output_is_refused(store, new_record, fill) -> None:
+def test_empty_output_is_refused(store, new_record, fill) -> None:
     with pytest.raises(StoreError, match="Output 'report' is empty"):
         store.publish(new_record(KEY), {"model": fill(FILES), "report": fill({})})
     assert store.record(KEY) is None
 
 
 @pytest.mark.parametrize("key", ["", "short", "../../../etc/passwd", "A" * 64, "a" * 65, "a" * 63 + "\n"])
-def test_what_is_no_key_is_refused(store, publish, key) -> None:
+def test_invalid_key_is_refused(store, publish, key) -> None:
     with pytest.raises(StoreError, match="not a cache key"):
         publish(store, FILES, key)
     with pytest.raises(StoreError, match="not a cache key"):
         store.record(key)
 
 
-def test_a_fetch_never_leaves_its_folder(store, publish, tmp_path) -> None:
+def test_fetch_never_leaves_its_folder(store, publish, tmp_path) -> None:
     (file,) = publish(store, {"model.onnx": b"graph"}).files()
     with pytest.raises(StoreError, match="safe file name"):
         store.fetch(Artifact((dataclasses.replace(file, name="../escaped"),)), tmp_path / "fetched")
     assert not (tmp_path / "escaped").exists()
 
 
-def test_a_fetch_replaces_a_link_instead_of_writing_through_it(store, publish, fill) -> None:
+def test_fetch_replaces_a_link_instead_of_following_it(store, publish, fill) -> None:
     record = publish(store, {"model.onnx": b"graph"})
     folder = fill({"precious": b"mine"})
     (folder / "model.onnx").symlink_to(folder / "precious")
@@ -198,7 +194,7 @@ NAMES = PARTS.filter(lambda part: part[-1] not in ". " and part not in ("..", ".
     function=st.sampled_from(["xxh3-128", "sha256"]),
     number=st.integers(0, 10**9),
 )
-def test_any_names_and_bytes_come_back(tmp_path_factory, new_record, data, function, number) -> None:
+def test_any_names_and_bytes_roundtrip(tmp_path_factory, new_record, data, function, number) -> None:
     data = {name: content for name, content in data.items() if not unsafe(name)}
     if not data or len({name.casefold() for name in data}) != len(data):
         return

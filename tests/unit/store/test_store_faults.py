@@ -22,7 +22,7 @@ from winml_dag.store.upkeep import verify
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks to be quick")
-def test_a_store_is_valid_whichever_step_of_publishing_its_writer_was_killed_at(tmp_path, new_record, fill) -> None:
+def test_store_is_valid_after_kill_at_any_publishing_step(tmp_path, new_record, fill) -> None:
     step, killed = 0, True
     while killed:
         step += 1
@@ -65,7 +65,7 @@ with store.scratch.open() as root:
 """
 
 
-def test_processes_that_begin_one_store_and_publish_the_same_keys_at_once_all_succeed(tmp_path) -> None:
+def test_concurrent_publishers_of_same_keys_all_succeed(tmp_path) -> None:
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", PUBLISHER, str(tmp_path / "cache"), str(seed)],
@@ -151,7 +151,7 @@ def _damage(path: Path, at: float, how: str) -> None:
     only=st.sampled_from(["*", "index/*", "index/cache.db", "index/cache.db"]),
 )
 @example(which=0, at=0.0, how="truncate", only="index/cache.db")
-def test_damage_anywhere_never_gives_wrong_bytes_and_never_stops_a_build(
+def test_any_damage_never_gives_wrong_bytes_or_stops_a_build(
     sound, tmp_path_factory, new_record, which, at, how, only
 ) -> None:
     source, expected = sound
@@ -181,7 +181,7 @@ def test_damage_anywhere_never_gives_wrong_bytes_and_never_stops_a_build(
     store.close()
 
 
-def test_results_are_read_and_stored_where_no_index_can_be_made(store, publish) -> None:
+def test_store_works_without_index(store, publish) -> None:
     record = publish(store, FILES)
     store.close()
     shutil.rmtree(store.folder / "index")

@@ -38,7 +38,7 @@ STORE_AND_RESTORE = """
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-def test_memory_does_not_grow_with_the_size_of_a_file(tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_file_size(tmp_path: Path) -> None:
     (tmp_path / "output").mkdir()
     with open(tmp_path / "source", "wb") as source:
         source.truncate(BYTES)

@@ -27,7 +27,7 @@ def two_records(store, publish):
 
 
 @pytest.mark.usefixtures("two_records")
-def test_a_sound_store_is_clean_and_info_tells_what_is_shared_from_what_it_looks_like(store) -> None:
+def test_intact_store_is_clean_and_info_counts_shared_bytes(store) -> None:
     report = verify(store)
     assert report.clean
     assert report.repaired
@@ -45,7 +45,7 @@ def test_a_sound_store_is_clean_and_info_tells_what_is_shared_from_what_it_looks
 
 
 @pytest.mark.parametrize("harm", ["lost", "rotten"])
-def test_verify_names_a_harmed_blob_and_repair_takes_out_the_record_that_lacks_it(store, two_records, harm) -> None:
+def test_damaged_blob_is_named_and_repair_removes_its_record(store, two_records, harm) -> None:
     file = two_records[0].files()[0]
     if harm == "lost":
         store.blobs.path(file.digest).unlink()
@@ -65,7 +65,7 @@ def test_verify_names_a_harmed_blob_and_repair_takes_out_the_record_that_lacks_i
 
 
 @pytest.mark.parametrize("denied", [False, True], ids=["a file is in its place", "nobody may make it"])
-def test_a_damaged_blob_stays_damaged_where_there_can_be_no_quarantine(store, two_records, denied: bool) -> None:
+def test_damaged_blob_stays_damaged_without_quarantine(store, two_records, denied: bool) -> None:
     if denied:
         # Nobody can create a folder there, not even root.
         if sys.platform != "linux":
@@ -95,7 +95,7 @@ def test_verify_finds_a_damaged_record(store) -> None:
     ("folder", "hours", "stays"),
     [("blobs", 0, True), ("blobs", 2, False), ("incoming", 23, True), ("incoming", 25, False)],
 )
-def test_verify_sweeps_unfinished_work_that_is_old(store, monkeypatch, folder: str, hours: int, stays: bool) -> None:
+def test_verify_removes_old_unfinished_files(store, monkeypatch, folder: str, hours: int, stays: bool) -> None:
     partial = store.folder / folder / "1.partial"
     partial.parent.mkdir(exist_ok=True)
     partial.write_text("half")
@@ -107,7 +107,7 @@ def test_verify_sweeps_unfinished_work_that_is_old(store, monkeypatch, folder: s
 
 
 @pytest.mark.usefixtures("two_records")
-def test_clear_removes_everything_and_says_what_was_freed(store, publish) -> None:
+def test_clear_removes_everything_and_reports_freed_bytes(store, publish) -> None:
     store.remember({"name": KEY})
     (store.quarantine).mkdir()
     (store.quarantine / "index-1").write_bytes(b"x" * 10_000)
@@ -128,14 +128,14 @@ def test_clear_removes_everything_and_says_what_was_freed(store, publish) -> Non
 
 
 @pytest.mark.parametrize("use", ["claim", "scratch"])
-def test_clear_refuses_while_somebody_uses_the_store(store, two_records, use) -> None:
+def test_clear_refuses_while_store_is_in_use(store, two_records, use) -> None:
     with store.claim(KEY) if use == "claim" else store.scratch.open(), pytest.raises(StoreError, match="in use"):
         clear(store)
     assert store.record(KEY) == two_records[0]
     assert store.missing(two_records[0].files()) == []
 
 
-def test_verify_sets_right_the_time_of_a_blob_that_was_copied_without_it_and_says_so(store, two_records) -> None:
+def test_verify_restamps_copied_blob(store, two_records) -> None:
     moved = two_records[0].files()[0]
     os.utime(store.blobs.path(moved.digest))
     report = verify(store)
@@ -145,7 +145,7 @@ def test_verify_sets_right_the_time_of_a_blob_that_was_copied_without_it_and_say
 
 
 @pytest.mark.usefixtures("two_records")
-def test_repair_leaves_a_record_alone_while_somebody_makes_it_whole(store) -> None:
+def test_repair_keeps_a_record_being_completed(store) -> None:
     lost = store.record(KEY).files()[0]
     store.blobs.path(lost.digest).unlink()
     with Store(store.folder).claim(KEY):
@@ -156,7 +156,7 @@ def test_repair_leaves_a_record_alone_while_somebody_makes_it_whole(store) -> No
     assert store.record(KEY) is not None
 
 
-def test_repair_makes_the_index_match_the_files_of_records(store, two_records) -> None:
+def test_repair_makes_index_match_record_files(store, two_records) -> None:
     unknown = "f" * 64
     store.index.remove("record", [OTHER_KEY])
     store.index.write("record", {unknown: None}, {unknown: "export"})
@@ -169,7 +169,7 @@ def test_repair_makes_the_index_match_the_files_of_records(store, two_records) -
 
 
 @pytest.mark.usefixtures("two_records")
-def test_repair_forgets_rows_that_are_no_rows_of_ours(store) -> None:
+def test_repair_removes_invalid_index_rows(store) -> None:
     store.index.write("latest", {"name": KEY})
     with sqlite3.connect(store.folder / "index" / "cache.db") as database:
         database.execute("UPDATE Cache SET value = '[\"0000000000000000\",1]' WHERE key = 'latest:name'")

@@ -35,7 +35,7 @@ def found(store: Store) -> Statistics:
     return read_statistics(store.folder, store.locks)
 
 
-def test_builds_are_counted_up(store) -> None:
+def test_builds_are_counted(store) -> None:
     assert found(store) == Statistics()
     assert found(store).hit_ratio is None
     log_build(store.folder, reused=0, ran=4, seconds_saved=0, stored_bytes=1000)
@@ -47,7 +47,7 @@ def test_builds_are_counted_up(store) -> None:
     assert counted.estimated_bytes is None, "nothing was measured yet"
 
 
-def test_what_went_to_remotes_is_added_up_and_stays_when_lines_are_put_together(store) -> None:
+def test_remote_traffic_is_summed_and_survives_compaction(store) -> None:
     log_traffic(store.folder, Traffic())
     assert not (store.folder / LOG).exists(), "nothing went, so there is nothing to note"
     log_traffic(store.folder, Traffic(requests=5, records_found=3, bytes_fetched=1000))
@@ -78,7 +78,7 @@ def test_what_went_to_remotes_is_added_up_and_stays_when_lines_are_put_together(
         b".",
     ],
 )
-def test_a_torn_or_damaged_line_is_left_out_and_spoils_no_other(store, damage) -> None:
+def test_damaged_line_is_ignored(store, damage) -> None:
     log_build(store.folder, reused=1, ran=1, seconds_saved=1)
     with open(store.folder / LOG, "ab") as file:
         file.write(damage)  # cut off: without a newline at the end
@@ -89,13 +89,13 @@ def test_a_torn_or_damaged_line_is_left_out_and_spoils_no_other(store, damage) -
 
 @settings(max_examples=40)
 @given(st.binary(max_size=300))
-def test_no_file_whatever_is_in_it_is_an_error(tmp_path_factory, data) -> None:
+def test_any_log_content_is_readable(tmp_path_factory, data) -> None:
     store = Store(tmp_path_factory.mktemp("any"))
     (store.folder / LOG).write_bytes(data)
     assert found(store).builds >= 0
 
 
-def test_a_long_file_is_replaced_by_its_sum(store) -> None:
+def test_long_log_is_compacted(store) -> None:
     for number in range(1000):
         log_build(store.folder, reused=1, ran=2, seconds_saved=0.5, stored_bytes=3)
         if number == 700:
@@ -108,7 +108,7 @@ def test_a_long_file_is_replaced_by_its_sum(store) -> None:
     assert found(store).builds == 1001
 
 
-def test_a_file_that_grew_meanwhile_is_not_replaced(store, monkeypatch) -> None:
+def test_log_that_grew_meanwhile_is_not_replaced(store, monkeypatch) -> None:
     monkeypatch.setattr(usage, "_LONG_BYTES", 0)
     counted = usage._counted
 
@@ -123,7 +123,7 @@ def test_a_file_that_grew_meanwhile_is_not_replaced(store, monkeypatch) -> None:
     assert found(store).reused == 8
 
 
-def test_many_processes_may_note_at_once(store) -> None:
+def test_processes_can_log_concurrently(store) -> None:
     script = (
         "import sys; from winml_dag.store.cache_folder import log_build\n"
         "for _ in range(150): log_build(sys.argv[1], reused=1, ran=0, seconds_saved=0.1)"
@@ -134,7 +134,7 @@ def test_many_processes_may_note_at_once(store) -> None:
     assert found(store).seconds_saved == 30
 
 
-def test_a_cache_that_cannot_be_written_is_no_error(tmp_path) -> None:
+def test_unwritable_cache_is_ignored(tmp_path) -> None:
     log_build(tmp_path / "absent", reused=1, ran=0, seconds_saved=1)
     (tmp_path / LOG).mkdir()
     log_build(tmp_path, reused=1, ran=0, seconds_saved=1)
@@ -161,7 +161,7 @@ def put(store, fill):
     return put
 
 
-def test_it_is_set_changed_and_removed_and_the_environment_wins_either_way(store, monkeypatch) -> None:
+def test_limit_can_be_set_and_removed_and_environment_overrides_it(store, monkeypatch) -> None:
     assert configured_limit(store.folder) is None
     assert set_limit(store.folder, "50GiB") == configured_limit(store.folder) == 50 * 2**30
     assert limit_text(store.folder) == "50GiB"
@@ -178,7 +178,7 @@ def test_it_is_set_changed_and_removed_and_the_environment_wins_either_way(store
         assert configured_limit(store.folder) is None
 
 
-def test_a_limit_that_is_no_size_names_its_place(store, monkeypatch) -> None:
+def test_invalid_limit_is_reported_with_its_place(store, monkeypatch) -> None:
     with pytest.raises(UsageError, match="the limit: '5' is not a size"):
         set_limit(store.folder, "5")
     (store.folder / "limit").write_text("lots")
@@ -189,7 +189,7 @@ def test_a_limit_that_is_no_size_names_its_place(store, monkeypatch) -> None:
         configured_limit(store.folder)
 
 
-def test_a_cache_that_outgrows_its_limit_shrinks_to_four_fifths_of_it_oldest_first(store, put) -> None:
+def test_oversized_cache_shrinks_to_four_fifths_of_limit(store, put) -> None:
     for number in range(12):
         put(number)
     set_limit(store.folder, "100KB")
@@ -199,7 +199,7 @@ def test_a_cache_that_outgrows_its_limit_shrinks_to_four_fifths_of_it_oldest_fir
     assert store.records.keys() == [f"{number:064x}" for number in range(done.records, 12)]
 
 
-def test_a_cache_within_its_limit_is_measured_once_and_then_not_gone_through(store, put, monkeypatch) -> None:
+def test_cache_within_limit_is_scanned_once(store, put, monkeypatch) -> None:
     set_limit(store.folder, "100KB")
     put(0)
     assert keep_to_limit(store) is None
@@ -209,7 +209,7 @@ def test_a_cache_within_its_limit_is_measured_once_and_then_not_gone_through(sto
         assert keep_to_limit(store) is None
 
 
-def test_what_was_stored_twice_is_measured_again_and_nothing_is_removed(store, put) -> None:
+def test_blobs_stored_twice_are_remeasured_and_nothing_is_removed(store, put) -> None:
     set_limit(store.folder, "100KB")
     for _ in range(20):
         put(0)
@@ -217,7 +217,7 @@ def test_what_was_stored_twice_is_measured_again_and_nothing_is_removed(store, p
     assert len(store.records.keys()) == 1
 
 
-def test_lost_statistics_mean_measuring_again(store, put) -> None:
+def test_lost_statistics_trigger_remeasurement(store, put) -> None:
     set_limit(store.folder, "100KB")
     for number in range(12):
         put(number)
@@ -226,7 +226,7 @@ def test_lost_statistics_mean_measuring_again(store, put) -> None:
     assert keep_to_limit(store) is not None
 
 
-def test_while_another_collects_nothing_is_done(store, put) -> None:
+def test_limit_is_skipped_while_another_process_collects(store, put) -> None:
     put(0)
     assert keep_to_limit(store) is None, "there is no limit"
     set_limit(store.folder, "1KB")
@@ -248,18 +248,18 @@ def test_while_another_collects_nothing_is_done(store, put) -> None:
         (" 3TiB ", 3 * 2**40),
     ],
 )
-def test_a_size_is_a_number_with_a_unit(text, size) -> None:
+def test_size_is_a_number_with_a_unit(text, size) -> None:
     assert parse_size(text, "--max-size") == size
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"), [("90s", 90), ("2m", 120), ("12h", 43_200), ("30d", 2_592_000), ("1w", 604_800)]
 )
-def test_a_duration_is_a_number_with_a_unit(text, seconds) -> None:
+def test_duration_is_a_number_with_a_unit(text, seconds) -> None:
     assert parse_duration(text, "--older-than") == seconds
 
 
-def test_anything_else_is_refused_with_what_may_be_written() -> None:
+def test_invalid_size_or_duration_is_refused_with_example() -> None:
     for text in ("", "10", "10G", "10gib", "-1GB", "1e3MB", "GiB", "1,5GB", "10 GiB or so", "∞GB", "1.GB"):
         with pytest.raises(UsageError, match=r"--max-size: .* is not a size\..* such as 10GiB"):
             parse_size(text, "--max-size")
@@ -268,7 +268,7 @@ def test_anything_else_is_refused_with_what_may_be_written() -> None:
             parse_duration(text, "--older-than")
 
 
-def test_what_is_written_for_people() -> None:
+def test_sizes_durations_and_counts_are_formatted() -> None:
     assert [size_text(size) for size in (0, 1023, 1024, 5 * 2**20, 3 * 2**40)] == [
         "0 B",
         "1023 B",

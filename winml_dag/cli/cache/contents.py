@@ -203,9 +203,11 @@ def show_(key: str, cache_dir: Path | None) -> None:
     lines = [*_record_lines(entry, missing)]
     if entry.record.log is not None:
         gone = "it is in a remote" if entry.record.origin else "its blob is missing or damaged"
-        said = [gone] if log is None else log.splitlines()
-        lines.append("log" if len(said) <= _LOG_LINES else f"log (the last {_LOG_LINES} of {len(said)} lines)")
-        lines += [f"  | {line}" for line in said[-_LOG_LINES:]]
+        log_lines = [gone] if log is None else log.splitlines()
+        lines.append(
+            "log" if len(log_lines) <= _LOG_LINES else f"log (the last {_LOG_LINES} of {len(log_lines)} lines)"
+        )
+        lines += [f"  | {line}" for line in log_lines[-_LOG_LINES:]]
     show(value, lines)
 
 

@@ -186,9 +186,9 @@ def with_npu_settings(
         UsageError: no chip has that name, the target has no such settings, or an option contradicts them.
     """
     values = (None if soc_model is None else _soc_number(soc_model), htp_arch, level)
-    said = {field: str(value) for field, value in zip(NPU_SETTINGS, values, strict=True) if value is not None}
+    chosen = {field: str(value) for field, value in zip(NPU_SETTINGS, values, strict=True) if value is not None}
     result = dict(given)
-    for field, value in said.items():
+    for field, value in chosen.items():
         if target.ep != QNN or target.device != "npu":
             raise UsageError(
                 f"compile.{field} is for {QNN.name} on the npu, not for {target.ep.name} on the {target.device}.",

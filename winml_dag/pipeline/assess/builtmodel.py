@@ -244,8 +244,8 @@ def _built_model(name: str, model: OnnxFile, manifest: Manifest | None) -> Built
     named = build.execution_provider and build.device
     target = Target(find_ep(build.execution_provider), build.device) if named else None
     # The binary takes precedence: its content is true of any file. The manifest decides only where the binary does not.
-    says_whose = any(context.source for context in model.summary.ep_context)
-    if target is None or (says_whose and target.ep != model.target.ep):
+    has_source = any(context.source for context in model.summary.ep_context)
+    if target is None or (has_source and target.ep != model.target.ep):
         target = model.target
     return BuiltModel(
         name,

@@ -144,8 +144,8 @@ def report_of(done: Measurement) -> JsonObject:
     return cast(JsonObject, found)
 
 
-def eval_section(written: Eval | None, said: Mapping[str, JsonValue], dataset: Mapping[str, JsonValue]) -> Eval:
-    """Return the recipe section *written*, with its fields overridden by *said* and those of its data set by *dataset*.
+def eval_section(written: Eval | None, given: Mapping[str, JsonValue], dataset: Mapping[str, JsonValue]) -> Eval:
+    """Return the recipe section *written*, with its fields overridden by *given*, those of its data set by *dataset*.
 
     Raises:
         RecipeError: with one line in ``problems`` for each error.
@@ -154,7 +154,7 @@ def eval_section(written: Eval | None, said: Mapping[str, JsonValue], dataset: M
     below = {} if written is None else written.dataset.to_dict()
     if not _LABELS.isdisjoint(dataset):
         below = {name: value for name, value in below.items() if name not in _LABELS}
-    return Eval.from_dict({**section, **said, "dataset": {**below, **dataset}})
+    return Eval.from_dict({**section, **given, "dataset": {**below, **dataset}})
 
 
 def plan_evaluation(
@@ -235,11 +235,11 @@ def refuse_unbuilt(section: Eval) -> None:
 
 
 def _task(built: BuiltModel, section: Eval) -> str:
-    said = section.task or built.task or ""
-    task = EVALUATED_AS.get(said, said)
+    named = section.task or built.task or ""
+    task = EVALUATED_AS.get(named, named)
     if task not in TASKS:
         raise UsageError(
-            f"There are no metrics for {said}." if said else f"The task of {built.name} is unknown.",
+            f"There are no metrics for {named}." if named else f"The task of {built.name} is unknown.",
             advice=f"Give --task, one of: {', '.join(TASKS)}; or --mode compare.",
         )
     return task
@@ -249,7 +249,7 @@ def _fields(
     built: BuiltModel, request: AssessmentRequest[Eval], task: str | None, data: Source | None
 ) -> EvaluateFields:
     section, dataset = request.section, request.section.dataset
-    said = section.task or built.task or ""
+    named = section.task or built.task or ""
     has_columns = data is not None and kind_of(data.files[0].name) in (*TABLES, "npz")
     return EvaluateFields(
         mode=section.mode,
@@ -260,7 +260,7 @@ def _fields(
         label_mapping=None if task is None else _label_mapping(dataset, request.base),
         batch_size=section.batch_size,
         pooling=section.pooling if task == "feature-similarity" else None,
-        classifies=task is None and said.endswith(CLASSIFYING_TASKS),
+        classifies=task is None and named.endswith(CLASSIFYING_TASKS),
     )
 
 

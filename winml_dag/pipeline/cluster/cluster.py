@@ -214,8 +214,8 @@ def _workers_here(options: ClusterOptions, store: Path) -> Iterator[Any]:
         try:
             client.wait_for_workers(options.workers, timeout=_STARTING_SECONDS)
         except TimeoutError:
-            said = [line for log in sorted(folder.glob(f"worker-*/{LOG_FILE}")) for line in log_tail(log, 3)]
-            raise StageError(f"Workers on this machine have not begun: {' '.join(said)}") from None
+            last_lines = [line for log in sorted(folder.glob(f"worker-*/{LOG_FILE}")) for line in log_tail(log, 3)]
+            raise StageError(f"Workers on this machine have not begun: {' '.join(last_lines)}") from None
         yield client
 
 

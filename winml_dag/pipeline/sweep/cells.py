@@ -98,10 +98,10 @@ def refuse_overruled(sweep: Sweep, overrides: Overrides) -> None:
     recipes = [cell.recipe.recipe for cell in sweep.cells if cell.recipe is not None and sweep.axes]
     for field, option in _OPTIONS.items():
         overridden = getattr(overrides, field) or (field == "model" and overrides.onnx)
-        said = {str(getattr(recipe, field) or "none") for recipe in recipes}
-        if overridden and len(said) > 1:
+        written = {str(getattr(recipe, field) or "none") for recipe in recipes}
+        if overridden and len(written) > 1:
             raise UsageError(
-                f"{option} would be one {field} for all cells, and the matrix has several: {', '.join(sorted(said))}.",
+                f"{option} sets one {field} for all cells, and the matrix has several: {', '.join(sorted(written))}.",
                 advice=f"Omit {option}; --filter chooses cells.",
             )
 

@@ -69,8 +69,8 @@ class Labels:
 
     def name(self, number: int) -> str:
         """Return the name in the model's config, else the user's; a class without a name has its number."""
-        said = {} if self.mapping is None else {at: name for name, at in self.mapping.items()}
-        return {**said, **self.names}.get(number, str(number))
+        of_mapping = {} if self.mapping is None else {at: name for name, at in self.mapping.items()}
+        return {**of_mapping, **self.names}.get(number, str(number))
 
 
 @dataclass(frozen=True)

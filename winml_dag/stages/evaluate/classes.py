@@ -102,9 +102,9 @@ class Classification(Task):
 
 def _inputs_from(given: Given, columns: Sequence[str]) -> Mapping[str, str]:
     """Return the columns by role: as given by the user; else by the names of model inputs, or by a usual name."""
-    said = {role: column for role, column in given.fields.columns_mapping.items() if role != _LABEL}
-    if {spec.name for spec in given.inputs} & {*said, *columns}:
-        return said
+    mapping = {role: column for role, column in given.fields.columns_mapping.items() if role != _LABEL}
+    if {spec.name for spec in given.inputs} & {*mapping, *columns}:
+        return mapping
     roles = {role: names for role, names in TASKS[str(given.fields.task)].items() if role != _LABEL}
     usual = {role: name for role, names in roles.items() for name in reversed(names) if name in columns}
-    return {**usual, **said}
+    return {**usual, **mapping}

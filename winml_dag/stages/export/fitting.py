@@ -165,13 +165,13 @@ def _fitted_shape(
         for fixed in (2,) if name == STATES else (1, 3) if name.startswith("past_") else ():
             fits[fixed] = usual[fixed]
         return tuple(fits)
-    if name == "pixel_values" and _says(random_weights.config, ("image_size", "input_size")):
+    if name == "pixel_values" and _has_any(random_weights.config, ("image_size", "input_size")):
         return (*shape[:-2], *usual[-2:])
     if name in ("input_values", "input_features") and len(shape) == 3:
         return (shape[0], *usual[1:])  # AST and Whisper have a position for each frame
     return shape
 
 
-def _says(config: Mapping[str, JsonValue], names: Sequence[str]) -> bool:
+def _has_any(config: Mapping[str, JsonValue], names: Sequence[str]) -> bool:
     """Whether the user's changes set one of *names*, in any part."""
-    return any(key in names or (isinstance(value, Mapping) and _says(value, names)) for key, value in config.items())
+    return any(key in names or (isinstance(value, Mapping) and _has_any(value, names)) for key, value in config.items())

@@ -241,9 +241,9 @@ def run_capture(config: CaptureConfig, workspace: Workspace) -> JsonObject:
             call_model(subject.module, {**_usual(subject, config), **subject.constants})
     for hook in hooks:
         hook.remove()
-    told = {path: _described(path, modules[path], *calls[path]) for path in calls}
-    described = [each for each in told.values() if not isinstance(each, str)]
-    left_out = {path: each for path, each in told.items() if isinstance(each, str)}
+    descriptions = {path: _described(path, modules[path], *calls[path]) for path in calls}
+    described = [each for each in descriptions.values() if not isinstance(each, str)]
+    left_out = {path: each for path, each in descriptions.items() if isinstance(each, str)}
     left_out |= dict.fromkeys([path for path in modules if path not in calls], "the model does not call it")
     if not described:
         path, why = next(iter(left_out.items()))

@@ -192,10 +192,10 @@ def _drop_repeated_constants(graph: GraphProto) -> None:
 
 def _cannot(source: Path, error: Exception) -> StageError:
     """Turn *error* from optimizing *source* into a StageError that suggests ``skip_optimize`` only where that helps."""
-    said = explanation(error)
+    reason = explanation(error)
     if isinstance(error, NotImplemented):
         return StageError(
-            f"onnxruntime's CPU provider, which optimizes models, cannot run the model: {said}.",
+            f"onnxruntime's CPU provider, which optimizes models, cannot run the model: {reason}.",
             advice="For a target that runs this operator, set skip_optimize (--no-optimize)."
             if inspect_model(source).opsets.get("", 0) >= _FIRST_OPSET
             else f"Export it in opset 17 or later: onnxruntime runs models from opset {_FIRST_OPSET} on.",
@@ -204,14 +204,14 @@ def _cannot(source: Path, error: Exception) -> StageError:
         open_session(source, "the model")
     except StageError:
         advice = "Correct the model or export it again: onnxruntime refuses it for every target."
-        if _UNKNOWN_OPERATOR.search(said):
+        if _UNKNOWN_OPERATOR.search(reason):
             advice = (
                 "Builds run onnxruntime without libraries of further operators, such as onnxruntime-extensions. Cut"
                 " these nodes, often pre- or postprocessing, from the model."
             )
-        return StageError(f"onnxruntime cannot load the model: {said}.", advice=advice)
+        return StageError(f"onnxruntime cannot load the model: {reason}.", advice=advice)
     return StageError(
-        f"onnxruntime cannot optimize the model: {said}.",
+        f"onnxruntime cannot optimize the model: {reason}.",
         advice="It loads unoptimized: set skip_optimize (--no-optimize) to use it as it is.",
     )
 

@@ -24,7 +24,7 @@ PERCENTILE_DEFINITION = "nearest rank: the smallest measured value that at least
 _NS = 1_000_000_000
 NS_PER_MS = 1_000_000
 # Reporting progress costs about as much as running the smallest models, so it is done only at this interval.
-_NS_BETWEEN_TELLING = _NS // 2
+_NS_BETWEEN_REPORTS = _NS // 2
 _CLOCK_READINGS = 1000
 
 
@@ -55,12 +55,12 @@ def measure(infer: Callable[[int], object], fields: PerfFields, progress: OnProg
     gc.disable()
     waited = waited_ns()
     try:
-        started = told = clock()
+        started = reported = clock()
         now = started
         while len(each) < most and now - started < limit:
-            if now - told >= _NS_BETWEEN_TELLING:
+            if now - reported >= _NS_BETWEEN_REPORTS:
                 progress(len(each), fields.iterations, "inferences")
-                told = now
+                reported = now
             began = clock()
             infer(len(each))
             now = clock()

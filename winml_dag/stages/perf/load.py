@@ -128,22 +128,22 @@ def load_in_fresh_process(model: Model) -> Load:
     command += [json.dumps(asdict(model)), str(answer)]
     code = subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode
     try:
-        told = json.loads(answer.read_text(encoding="utf-8"))
+        content = json.loads(answer.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise StageError(f"The process that loads {name} ended with {describe_exit(code)}.", advice=SEE_LOG) from None
-    if "error" in told:
-        raise StageError(told["error"], advice=told["advice"])
-    return Load(**told)
+    if "error" in content:
+        raise StageError(content["error"], advice=content["advice"])
+    return Load(**content)
 
 
 def main(request: str, answer: str) -> None:
     """Entry point of the fresh process; writes the answer to a file, because native libraries print to stdout."""
     try:
         _session, found = load(Model(**json.loads(request)))
-        told: object = asdict(found)
+        content: object = asdict(found)
     except WinmlDagError as error:
-        told = {"error": error.message, "advice": error.advice}
-    Path(answer).write_text(json.dumps(told), encoding="utf-8")
+        content = {"error": error.message, "advice": error.advice}
+    Path(answer).write_text(json.dumps(content), encoding="utf-8")
     sys.stdout.flush()
     sys.stderr.flush()
     # Skip exit handlers: those of native libraries may hang or crash.

@@ -137,8 +137,8 @@ def parts_of(url: str) -> SplitResult:
     except ValueError as error:
         raise UsageError(f"{shown(url)!r} is no URL of a remote: {error}", advice=_SCHEMES_ADVICE) from error
     if parts.scheme.lower() not in _MODULES:
-        said = f"{parts.scheme}://" if parts.scheme else shown(url)
-        raise UsageError(f"No remote is reached by {said!r}", advice=_SCHEMES_ADVICE)
+        scheme_text = f"{parts.scheme}://" if parts.scheme else shown(url)
+        raise UsageError(f"No remote is reached by {scheme_text!r}", advice=_SCHEMES_ADVICE)
     return parts
 
 

@@ -58,7 +58,7 @@ def s3(s3_running: S3, monkeypatch: pytest.MonkeyPatch) -> S3:
     return s3_running
 
 
-def test_somebody_who_was_first_meanwhile_wins(server: FaultyServer, remote: Remote, tmp_path: Path) -> None:
+def test_concurrent_earlier_upload_wins(server: FaultyServer, remote: Remote, tmp_path: Path) -> None:
     """It did not exist when checked, but does when uploaded."""
     server.switch_on(Fault.CONFLICT, method="PUT")
     server.content.clear()
@@ -67,7 +67,7 @@ def test_somebody_who_was_first_meanwhile_wins(server: FaultyServer, remote: Rem
     assert not remote.put_record(KEY, b"data")
 
 
-def test_a_big_file_goes_in_parts(s3: S3, tmp_path: Path) -> None:
+def test_big_file_is_uploaded_in_parts(s3: S3, tmp_path: Path) -> None:
     remote = open_remote(f"{s3.url}/parts", "main")
     gone: list[int] = []
     path = written(tmp_path / "big", BIG)
@@ -80,7 +80,7 @@ def test_a_big_file_goes_in_parts(s3: S3, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("s3")
-def test_a_bucket_that_is_not_there_is_said_to_be_so(tmp_path: Path) -> None:
+def test_missing_bucket_is_reported(tmp_path: Path) -> None:
     remote = open_remote("s3://none-such", "main")
     path = written(tmp_path / "big", BIG)
     for ask in (
@@ -94,7 +94,7 @@ def test_a_bucket_that_is_not_there_is_said_to_be_so(tmp_path: Path) -> None:
     assert trouble_of(lambda: remote.put(digest_of(BIG), path, unheard)) == "forbidden"
 
 
-def test_missing_credentials_are_said_to_be_so(server: FaultyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_are_reported(server: FaultyServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Credentials are last searched for on Amazon's machines; this server has none."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     with pytest.raises(UsageError, match="AWS_ACCESS_KEY_ID"):
@@ -108,9 +108,7 @@ def test_missing_credentials_are_said_to_be_so(server: FaultyServer, monkeypatch
     assert raised.value.trouble == "forbidden"
 
 
-def test_an_answer_that_obstore_breaks_at_is_a_trouble_as_well(
-    server: FaultyServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_obstore_failure_is_a_remote_error(server: FaultyServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     # Its token is an empty line.
@@ -118,9 +116,7 @@ def test_an_answer_that_obstore_breaks_at_is_a_trouble_as_well(
     assert trouble_of(lambda: open_remote("s3://cache/team", "main").record(KEY)) == "failing"
 
 
-def test_with_the_policies_of_the_page_pull_requests_write_their_own_only(
-    s3: S3, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_documented_policies_limit_pull_requests_to_their_namespace(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[4] / "docs/how-to/share-a-cache.md").read_text(encoding="utf-8")
     of_main, of_pull = (
         json.loads(block.replace("my-bucket", BUCKET))
@@ -143,7 +139,7 @@ def test_with_the_policies_of_the_page_pull_requests_write_their_own_only(
         assert opened("pull", "pull/12").record(KEY) == b"of a pull request"
 
 
-def test_what_azure_and_google_lack_is_said_before_anything_is_asked(
+def test_missing_azure_and_google_settings_are_reported_before_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UsageError, match="AZURE_STORAGE_ACCOUNT_NAME"):
@@ -153,7 +149,7 @@ def test_what_azure_and_google_lack_is_said_before_anything_is_asked(
         open_remote("gs://bucket/cache")
 
 
-def test_google_creates_only_as_well(server: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_google_never_overwrites(server: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As far as it can be emulated: small objects, and without signatures."""
     account = {
         "gcs_base_url": server.url,
@@ -174,7 +170,7 @@ def test_google_creates_only_as_well(server: FaultyServer, tmp_path: Path, monke
     assert b"".join(remote.read(digest_of(SMALL), 2)) == SMALL[2:]
 
 
-def test_a_folder_is_made_when_something_is_put(tmp_path: Path) -> None:
+def test_folder_is_created_on_first_put(tmp_path: Path) -> None:
     folder = tmp_path / "shared"
     remote = open_remote(folder.as_uri(), "main")
     assert remote.record(KEY) is None
@@ -186,7 +182,7 @@ def test_a_folder_is_made_when_something_is_put(tmp_path: Path) -> None:
     ]
 
 
-def test_a_share_that_is_not_mounted_is_unreachable_and_stays_empty(tmp_path: Path) -> None:
+def test_unmounted_share_is_unreachable_and_not_created(tmp_path: Path) -> None:
     remote = open_remote((tmp_path / "not-mounted" / "shared").as_uri(), "main")
     for ask in (lambda: remote.record(KEY), lambda: remote.put_record(KEY, b"data")):
         with pytest.raises(RemoteError, match="not-mounted, which is not there") as raised:
@@ -195,7 +191,7 @@ def test_a_share_that_is_not_mounted_is_unreachable_and_stays_empty(tmp_path: Pa
     assert not (tmp_path / "not-mounted").exists()
 
 
-def test_a_name_that_has_to_be_escaped_in_a_url(tmp_path: Path) -> None:
+def test_folder_name_with_url_escapes_works(tmp_path: Path) -> None:
     folder = tmp_path / "a cache, 100% ours"
     assert open_remote(folder.as_uri()).put_record(KEY, b"data")
     assert (folder / "ac" / KEY).read_bytes() == b"data"

@@ -82,7 +82,7 @@ def machine(tmp_path: Path, *remotes: MemoryRemote) -> Machine:
     return Machine(tmp_path / "cache", *remotes)
 
 
-def test_blobs_come_with_the_stamp_of_blobs_and_are_counted(tmp_path: Path) -> None:
+def test_fetched_blobs_are_stamped_and_counted(tmp_path: Path) -> None:
     here = machine(tmp_path, with_blobs(MemoryRemote(), SMALL, LARGE, b""))
     files = [entry(SMALL), entry(LARGE), entry(b"")]
     assert here.remotes.fetch(files) == []
@@ -95,7 +95,7 @@ def test_blobs_come_with_the_stamp_of_blobs_and_are_counted(tmp_path: Path) -> N
     assert (traffic.blobs_fetched, traffic.bytes_fetched, traffic.requests) == (2, len(SMALL) + len(LARGE), 2)
 
 
-def test_what_is_here_is_not_fetched(tmp_path: Path) -> None:
+def test_local_blobs_are_not_fetched(tmp_path: Path) -> None:
     remote = with_blobs(MemoryRemote(), SMALL)
     here = machine(tmp_path, remote)
     here.make(SMALL)
@@ -103,7 +103,7 @@ def test_what_is_here_is_not_fetched(tmp_path: Path) -> None:
     assert remote.calls == []
 
 
-def test_what_no_remote_has_is_told_apart(tmp_path: Path) -> None:
+def test_blobs_missing_in_all_remotes_are_returned(tmp_path: Path) -> None:
     here = machine(tmp_path, with_blobs(MemoryRemote(), SMALL), MemoryRemote())
     nowhere, of_this_machine = entry(b"nowhere"), entry(SMALL, "other")
     assert here.remotes.fetch([nowhere, entry(SMALL), of_this_machine]) == [nowhere]
@@ -113,7 +113,7 @@ def test_what_no_remote_has_is_told_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "data"), [(wrong, SMALL), (shorter, SMALL), (longer, SMALL), (endless, SMALL), (wrong, LARGE)]
 )
-def test_wrong_bytes_are_refused_aloud_and_the_next_level_is_asked(
+def test_wrong_bytes_are_refused_and_next_tier_is_tried(
     tmp_path: Path, data: bytes, fault: Callable[[bytes], Iterator[bytes]]
 ) -> None:
     liar, honest = FaultyRemote(fault), MemoryRemote()
@@ -129,7 +129,7 @@ def test_wrong_bytes_are_refused_aloud_and_the_next_level_is_asked(
     assert here.remotes.traffic().bytes_fetched <= 2 * len(data) + (1 << 20)
 
 
-def test_who_lies_again_and_again_is_left_alone(tmp_path: Path) -> None:
+def test_repeatedly_wrong_remote_is_ignored(tmp_path: Path) -> None:
     remote = FaultyRemote(*[wrong] * 9)
     here = machine(tmp_path, with_blobs(remote, SMALL, LARGE))
     for data in (SMALL, SMALL, SMALL, LARGE):
@@ -139,7 +139,7 @@ def test_who_lies_again_and_again_is_left_alone(tmp_path: Path) -> None:
     assert not here.partial_files()
 
 
-def test_a_large_blob_goes_on_where_it_broke_off(tmp_path: Path) -> None:
+def test_interrupted_large_download_is_resumed(tmp_path: Path) -> None:
     remote = FaultyRemote(breaks_off(0.5), breaks_off(0.5))
     here = machine(tmp_path, with_blobs(remote, LARGE))
     assert here.remotes.fetch([entry(LARGE)]) == []
@@ -149,14 +149,14 @@ def test_a_large_blob_goes_on_where_it_broke_off(tmp_path: Path) -> None:
     assert not here.said
 
 
-def test_as_long_as_it_goes_on_it_may_break_off_as_often_as_it_likes(tmp_path: Path) -> None:
+def test_download_may_break_off_often_while_it_progresses(tmp_path: Path) -> None:
     remote = FaultyRemote(*[breaks_off(0.2)] * 10)
     here = machine(tmp_path, with_blobs(remote, LARGE))
     assert here.remotes.fetch([entry(LARGE)]) == []
     assert here.remotes.traffic().bytes_fetched == len(LARGE)
 
 
-def test_another_run_goes_on_where_the_last_broke_off(tmp_path: Path) -> None:
+def test_next_run_resumes_an_interrupted_download(tmp_path: Path) -> None:
     dead = FaultyRemote(breaks_off(0.5), *[unreachable] * 10)
     assert machine(tmp_path, with_blobs(dead, LARGE)).remotes.fetch([entry(LARGE)]) == [entry(LARGE)]
     remote = FaultyRemote()
@@ -166,7 +166,7 @@ def test_another_run_goes_on_where_the_last_broke_off(tmp_path: Path) -> None:
     assert here.bytes_of(entry(LARGE)) == LARGE
 
 
-def test_another_level_goes_on_where_one_broke_off(tmp_path: Path) -> None:
+def test_next_tier_resumes_an_interrupted_download(tmp_path: Path) -> None:
     near, far = FaultyRemote(breaks_off(0.5), *[unreachable] * 10), FaultyRemote()
     here = machine(tmp_path, with_blobs(near, LARGE), with_blobs(far, LARGE))
     assert here.remotes.fetch([entry(LARGE)]) == []
@@ -174,7 +174,7 @@ def test_another_level_goes_on_where_one_broke_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [LARGE[:100] + b"!" + LARGE[101:5000], LARGE[:-1] + b"!", LARGE + b"more"])
-def test_a_part_that_was_damaged_here_is_fetched_once_more_and_nobody_is_blamed(tmp_path: Path, kept: bytes) -> None:
+def test_damaged_partial_file_is_fetched_again_without_blame(tmp_path: Path, kept: bytes) -> None:
     remote = FaultyRemote()
     here = machine(tmp_path, with_blobs(remote, LARGE))
     here.store.incoming.mkdir()
@@ -188,7 +188,7 @@ def test_a_part_that_was_damaged_here_is_fetched_once_more_and_nobody_is_blamed(
     assert not here.said
 
 
-def test_a_whole_part_needs_no_remote(tmp_path: Path) -> None:
+def test_complete_partial_file_needs_no_request(tmp_path: Path) -> None:
     remote = MemoryRemote()
     here = machine(tmp_path, remote)
     here.store.incoming.mkdir()
@@ -197,7 +197,7 @@ def test_a_whole_part_needs_no_remote(tmp_path: Path) -> None:
     assert remote.calls == []
 
 
-def test_of_two_that_want_one_blob_one_fetches_it(tmp_path: Path) -> None:
+def test_concurrent_fetches_download_a_blob_once(tmp_path: Path) -> None:
     both_want = threading.Barrier(2)
     remote = with_blobs(ScriptedRemote(), SMALL)
     machines = [machine(tmp_path, remote), machine(tmp_path, remote)]
@@ -216,9 +216,7 @@ def test_of_two_that_want_one_blob_one_fetches_it(tmp_path: Path) -> None:
     assert [method for method, _ in remote.calls] == ["read"]
 
 
-def test_who_waits_for_somebody_who_does_not_go_on_fetches_by_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fetch_does_not_wait_for_a_stalled_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The clock advances by a second per reading.
     monkeypatch.setattr(download, "monotonic", itertools.count().__next__)
     here = machine(tmp_path, with_blobs(MemoryRemote(), SMALL))
@@ -241,7 +239,7 @@ FAULTS = st.sampled_from(
     far=st.lists(FAULTS, max_size=4),
     runs=st.integers(1, 3),
 )
-def test_whatever_goes_wrong_what_has_a_name_is_right(
+def test_named_blobs_are_correct_under_any_faults(
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
     sizes: list[int],

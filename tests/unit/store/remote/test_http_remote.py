@@ -55,13 +55,13 @@ def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
         yield nginx
 
 
-def test_what_it_answered_is_told(server: FaultyServer, remote: Remote) -> None:
+def test_http_status_is_reported(server: FaultyServer, remote: Remote) -> None:
     server.switch_on(Fault.BUSY)
     with pytest.raises(RemoteError, match=r"^answered 503 Service Unavailable$"):
         remote.record(KEY)
 
 
-def test_what_waits_in_this_machine_has_not_gone(
+def test_buffered_upload_bytes_do_not_count_as_sent(
     server: FaultyServer, remote: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The system would buffer 3 MB at once; a line that needs half a minute for them would look dead at the end."""
@@ -75,7 +75,7 @@ def test_what_waits_in_this_machine_has_not_gone(
 
 
 @pytest.mark.parametrize("fault", [Fault.ENDLESS, Fault.ENDLESS_CHUNKS])
-def test_of_an_endless_answer_little_is_taken(server: FaultyServer, remote: Remote, fault: Fault) -> None:
+def test_endless_response_is_read_only_to_its_limit(server: FaultyServer, remote: Remote, fault: Fault) -> None:
     server.switch_on(fault)
     assert trouble_of(lambda: remote.record(KEY)) == "lying"
     pieces = remote.read(DIGEST)
@@ -85,13 +85,13 @@ def test_of_an_endless_answer_little_is_taken(server: FaultyServer, remote: Remo
     assert server.bytes_sent() < 20 * MOST_RECORD_BYTES
 
 
-def test_a_server_without_ranges_sends_all_and_we_drop_the_beginning(server: FaultyServer, remote: Remote) -> None:
+def test_missing_range_support_discards_the_beginning(server: FaultyServer, remote: Remote) -> None:
     server.switch_on(Fault.NO_RANGES)
     assert b"".join(remote.read(DIGEST, 700_001)) == DATA[700_001:]
     assert b"".join(remote.read(DIGEST, len(DATA) + 1)) == b""
 
 
-def test_a_server_that_refuses_conditions_is_asked_first(server: FaultyServer, remote: Remote, file: Path) -> None:
+def test_server_refusing_conditions_is_queried_first(server: FaultyServer, remote: Remote, file: Path) -> None:
     server.switch_on(Fault.REFUSES_CONDITIONS)
     server.content.clear()
     assert remote.put_record(KEY, b"first")
@@ -102,13 +102,13 @@ def test_a_server_that_refuses_conditions_is_asked_first(server: FaultyServer, r
     assert server.count("PUT") == 3
 
 
-def test_a_server_that_overwrites_is_asked_first(server: FaultyServer, remote: Remote) -> None:
+def test_server_ignoring_conditions_is_not_overwritten(server: FaultyServer, remote: Remote) -> None:
     server.switch_on(Fault.IGNORES_CONDITIONS)
     assert not remote.put_record(KEY, b"second")
     assert server.content[RECORD_PATH] == b"the record"
 
 
-def test_a_server_that_makes_no_folders_is_told_from_one_that_has_it_already(
+def test_missing_folder_creation_is_distinguished_from_conflict(
     server: FaultyServer, remote: Remote, file: Path
 ) -> None:
     server.switch_on(Fault.CONFLICT, method="PUT")
@@ -119,7 +119,7 @@ def test_a_server_that_makes_no_folders_is_told_from_one_that_has_it_already(
     assert trouble_of(lambda: remote.put(DIGEST, file, unheard)) == "forbidden"
 
 
-def test_connections_are_used_again_also_after_what_is_not_there(server: FaultyServer, remote: Remote) -> None:
+def test_connections_are_reused_after_missing_entries(server: FaultyServer, remote: Remote) -> None:
     before = server.connections
     for number in range(10):
         assert remote.record(KEY) == b"the record"
@@ -130,7 +130,7 @@ def test_connections_are_used_again_also_after_what_is_not_there(server: FaultyS
     assert server.connections - before == 1
 
 
-def test_a_password_goes_to_its_host_only(server: FaultyServer) -> None:
+def test_password_is_sent_only_to_its_host(server: FaultyServer) -> None:
     with FaultyServer() as other:
         other.content["/elsewhere"] = b"the record"
         url = server.url.replace("http://", "http://me:p%40ss@")
@@ -152,7 +152,7 @@ def test_a_password_goes_to_its_host_only(server: FaultyServer) -> None:
         remote.close()
 
 
-def test_a_token_comes_from_the_environment(server: FaultyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_comes_from_environment(server: FaultyServer, monkeypatch: pytest.MonkeyPatch) -> None:
     server.wants = "Bearer of-good-news"
     assert trouble_of(lambda: open_remote(server.url, "main", gets_token=True).record(KEY)) == "forbidden"
     monkeypatch.setenv("WINML_DAG_REMOTE_TOKEN", "of-good-news\n")
@@ -160,13 +160,13 @@ def test_a_token_comes_from_the_environment(server: FaultyServer, monkeypatch: p
     assert trouble_of(lambda: open_remote(server.url, "main").record(KEY)) == "forbidden"
 
 
-def test_redirects_in_a_circle_end(server: FaultyServer, remote: Remote) -> None:
+def test_redirect_loop_ends(server: FaultyServer, remote: Remote) -> None:
     server.redirects[RECORD_PATH] = f"{server.url}{RECORD_PATH}"
     assert trouble_of(lambda: remote.record(KEY)) == "forbidden"
     assert server.count("GET") < 10
 
 
-def test_the_environment_names_a_proxy(server: FaultyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_comes_from_environment(server: FaultyServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", server.url)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     server.content[f"http://cache.invalid{RECORD_PATH}"] = b"through the proxy"
@@ -174,7 +174,7 @@ def test_the_environment_names_a_proxy(server: FaultyServer, monkeypatch: pytest
     assert open_remote(server.url, "main").record(KEY) == b"the record"
 
 
-def test_a_certificate_is_checked_and_its_host_not_left_for_one_without(
+def test_certificate_is_verified_and_downgrade_refused(
     server: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certificate = self_signed(tmp_path)
@@ -226,7 +226,7 @@ def self_signed(folder: Path) -> Path:
     return path
 
 
-def test_nginx_lets_pull_requests_write_their_own_only(nginx: Nginx) -> None:
+def test_nginx_limits_pull_requests_to_their_namespace(nginx: Nginx) -> None:
     theirs, ours = nginx.url_of("pull"), nginx.url
     assert open_remote(theirs, "pull/12").put_record(KEY, b"of a pull request")
     assert trouble_of(lambda: open_remote(theirs, "main").put_record(KEY, b"of a pull request")) == "forbidden"
@@ -239,7 +239,7 @@ def test_nginx_lets_pull_requests_write_their_own_only(nginx: Nginx) -> None:
 @pytest.mark.parametrize(
     "path", ["/pull/../main/ac/", "/pull/%2e%2e/main/ac/", "/pull//../main/ac/", "/pull/12/../../main/ac/"]
 )
-def test_nginx_is_not_led_out_of_what_they_may_write(nginx: Nginx, path: str) -> None:
+def test_nginx_refuses_path_traversal_out_of_namespace(nginx: Nginx, path: str) -> None:
     import http.client
 
     key = hashlib.sha256(path.encode()).hexdigest()
@@ -251,7 +251,7 @@ def test_nginx_is_not_led_out_of_what_they_may_write(nginx: Nginx, path: str) ->
     assert not (nginx.folder / "main/ac" / key).exists()
 
 
-def test_with_nginx_the_first_writer_wins_whatever_a_client_does(nginx: Nginx) -> None:
+def test_nginx_keeps_the_first_writer(nginx: Nginx) -> None:
     import http.client
 
     assert open_remote(nginx.url, "first").put_record(KEY, b"first")

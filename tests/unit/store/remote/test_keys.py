@@ -35,7 +35,7 @@ def keys_file(tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
-def test_the_environment_names_keys_and_the_first_signs() -> None:
+def test_environment_keys_are_read_in_order_and_hidden() -> None:
     found = signing_keys({"WINML_DAG_REMOTE_KEYS": f" new:{CODED}, old:{OTHER_CODED} "})
 
     assert found == (SigningKey("new", SECRET), SigningKey("old", OTHER))
@@ -43,7 +43,7 @@ def test_the_environment_names_keys_and_the_first_signs() -> None:
     assert repr(SECRET) not in repr(found)
 
 
-def test_a_file_has_one_a_line_with_remarks(keys_file: Callable[..., Path]) -> None:
+def test_keys_file_has_one_key_per_line_with_comments(keys_file: Callable[..., Path]) -> None:
     path = keys_file(f"# of 2026\nnew:{CODED}\n\n  old:{OTHER_CODED}\n")
 
     assert [key.id for key in signing_keys({"WINML_DAG_REMOTE_KEYS_FILE": str(path)})] == ["new", "old"]
@@ -51,11 +51,11 @@ def test_a_file_has_one_a_line_with_remarks(keys_file: Callable[..., Path]) -> N
     assert signing_keys({"WINML_DAG_REMOTE_KEYS": f"a:{CODED}"}, path) == (SigningKey("a", SECRET),)
 
 
-def test_there_may_be_none() -> None:
+def test_no_keys_are_allowed() -> None:
     assert signing_keys({"WINML_DAG_REMOTE_KEYS": "  "}) == ()
 
 
-def test_a_new_key_is_one_and_no_two_are_alike() -> None:
+def test_new_keys_are_valid_and_distinct() -> None:
     first, second = new_key("ci-2026"), new_key("ci-2026")
 
     assert first != second
@@ -78,7 +78,7 @@ def test_a_new_key_is_one_and_no_two_are_alike() -> None:
     ],
     ids=["no name", "no second name", "twice", "blank in name", "empty name", "short", "no base64", "comma at the end"],
 )
-def test_what_is_no_key_is_refused_without_showing_it(text: str, why: str, keys_file: Callable[..., Path]) -> None:
+def test_invalid_key_is_refused_without_showing_it(text: str, why: str, keys_file: Callable[..., Path]) -> None:
     with pytest.raises(UsageError, match=why) as refused:
         signing_keys({"WINML_DAG_REMOTE_KEYS": text})
     in_file = text.replace(",", "\n")
@@ -91,13 +91,13 @@ def test_what_is_no_key_is_refused_without_showing_it(text: str, why: str, keys_
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620], ids=oct)
-def test_a_file_that_others_may_read_or_change_is_refused(mode: int, keys_file: Callable[..., Path]) -> None:
+def test_keys_file_accessible_to_others_is_refused(mode: int, keys_file: Callable[..., Path]) -> None:
     path = keys_file(f"a:{CODED}\n", mode)
     with pytest.raises(UsageError, match=f"other users may read or change it. Run `chmod 600 {path}`"):
         signing_keys({}, path)
 
 
-def test_a_file_that_is_missing_empty_or_no_text_is_named(tmp_path: Path, keys_file: Callable[..., Path]) -> None:
+def test_missing_empty_or_binary_keys_file_is_named(tmp_path: Path, keys_file: Callable[..., Path]) -> None:
     with pytest.raises(UsageError, match=r"nowhere cannot be read: No such file"):
         signing_keys({}, tmp_path / "nowhere")
     with pytest.raises(UsageError, match="has no key"):
@@ -124,11 +124,11 @@ def settings(
     ],
     ids=["a key", "one of several is trusted", "unsigned accepted", "off"],
 )
-def test_what_can_be_believed_may_be_asked(sound: RemoteSettings) -> None:
+def test_verifiable_remote_settings_are_accepted(sound: RemoteSettings) -> None:
     check_keys(sound)
 
 
-def test_a_remote_that_nothing_could_be_believed_of_is_refused_at_once() -> None:
+def test_remote_without_usable_key_is_refused() -> None:
     with pytest.raises(
         UsageError, match=r"no key to check the records of https://cache, and.*`winml-dag cache remote key`"
     ):

@@ -48,7 +48,7 @@ def with_blob(request: pytest.FixtureRequest, opener: Opener, tmp_path_factory: 
     return remote
 
 
-def test_what_is_put_is_there_and_stays(remote: Remote, tmp_path: Path) -> None:
+def test_first_record_is_kept(remote: Remote, tmp_path: Path) -> None:
     assert remote.record(KEY) is None
     assert remote.put_record(KEY, b"first")
     assert not remote.put_record(KEY, b"second")
@@ -64,7 +64,7 @@ def test_what_is_put_is_there_and_stays(remote: Remote, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, len(DATA)])
-def test_a_blob_comes_as_it_went(remote: Remote, tmp_path: Path, size: int) -> None:
+def test_blob_roundtrips(remote: Remote, tmp_path: Path, size: int) -> None:
     data = DATA[:size]
     digest, path, gone = digest_of(data), written(tmp_path / "data", data), list[int]()
     assert not remote.has(digest)
@@ -83,11 +83,11 @@ def test_a_blob_comes_as_it_went(remote: Remote, tmp_path: Path, size: int) -> N
 
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(offset=some.one_of(some.integers(0, len(DATA) + 2), some.sampled_from([0, 1, len(DATA) - 1, len(DATA)])))
-def test_reading_goes_on_from_anywhere(with_blob: Remote, offset: int) -> None:
+def test_blob_can_be_read_from_any_offset(with_blob: Remote, offset: int) -> None:
     assert b"".join(with_blob.read(digest_of(DATA), offset)) == DATA[offset:]
 
 
-def test_reading_may_be_given_up_at_any_time(with_blob: Remote) -> None:
+def test_reading_can_be_abandoned_at_any_time(with_blob: Remote) -> None:
     for _ in range(10):
         begun = with_blob.read(digest_of(DATA))
         next(begun)
@@ -99,7 +99,7 @@ def test_reading_may_be_given_up_at_any_time(with_blob: Remote) -> None:
     assert b"".join(with_blob.read(digest_of(DATA))) == DATA
 
 
-def test_many_are_asked_for_at_once(remote: Remote, tmp_path: Path) -> None:
+def test_parallel_lookups_are_answered(remote: Remote, tmp_path: Path) -> None:
     there = [b"blob %d" % number for number in range(12)]
     for data in there:
         remote.put(digest_of(data), written(tmp_path / "data", data), unheard)
@@ -110,7 +110,7 @@ def test_many_are_asked_for_at_once(remote: Remote, tmp_path: Path) -> None:
 
 # nginx has no such condition, as its page says, and moto checks and writes in two steps.
 @pytest.mark.parametrize("kind", ["memory", "file", "http", "az"])
-def test_of_many_that_put_at_once_one_wins(opener: Opener, kind: str) -> None:
+def test_one_of_many_concurrent_puts_wins(opener: Opener, kind: str) -> None:
     remote, together = opener(kind), threading.Barrier(8)
 
     def put(number: int) -> bool:
@@ -129,7 +129,7 @@ class GaveUp(Exception):
 
 # In-memory uploads are immediate.
 @pytest.mark.parametrize("kind", KINDS[1:])
-def test_a_put_that_is_given_up_leaves_nothing(opener: Opener, kind: str, tmp_path: Path) -> None:
+def test_abandoned_put_leaves_nothing(opener: Opener, kind: str, tmp_path: Path) -> None:
     def give_up(_count: int) -> None:
         raise GaveUp
 
@@ -140,7 +140,7 @@ def test_a_put_that_is_given_up_leaves_nothing(opener: Opener, kind: str, tmp_pa
     assert remote.put(digest_of(data), tmp_path / "data", unheard)
 
 
-def test_what_is_no_key_and_no_sha256_is_no_path() -> None:
+def test_invalid_key_or_digest_is_not_a_path() -> None:
     for key in ("", "../" + "a" * 61, "A1" * 32, "a1" * 31, "a1" * 32 + "\n", "a1" * 33):
         with pytest.raises(ValueError, match="no key"):
             record_path(key)
@@ -149,7 +149,7 @@ def test_what_is_no_key_and_no_sha256_is_no_path() -> None:
             blob_path(digest)
 
 
-def test_namespaces_do_not_see_each_other(tmp_path: Path) -> None:
+def test_namespaces_are_isolated(tmp_path: Path) -> None:
     url = (tmp_path / "shared").as_uri()
     with closing(open_remote(url, "pull/12")) as theirs:
         theirs.put_record(KEY, b"theirs")
@@ -182,7 +182,7 @@ def test_namespaces_do_not_see_each_other(tmp_path: Path) -> None:
         ("s3://bucket/../other", "not a path in a bucket"),
     ],
 )
-def test_a_url_that_nothing_can_be_reached_by_is_refused_with_advice(url: str, says: str) -> None:
+def test_unsupported_url_is_refused_with_advice(url: str, says: str) -> None:
     with pytest.raises(UsageError) as refused:
         open_remote(url)
     assert says in str(refused.value)
@@ -191,7 +191,7 @@ def test_a_url_that_nothing_can_be_reached_by_is_refused_with_advice(url: str, s
 
 
 @pytest.mark.parametrize("token", ["secret\nX-Other: 1", "secr€t"])
-def test_a_token_that_no_header_can_have_is_refused_and_not_shown(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_token_is_refused_and_not_shown(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WINML_DAG_REMOTE_TOKEN", token)
     with pytest.raises(UsageError, match="WINML_DAG_REMOTE_TOKEN has what no header can have") as refused:
         open_remote("http://127.0.0.1:9/cache", gets_token=True)
@@ -201,12 +201,12 @@ def test_a_token_that_no_header_can_have_is_refused_and_not_shown(token: str, mo
 @pytest.mark.parametrize(
     "namespace", ["..", "main/..", "/main", "main/", "a//b", "a b", "main\n", ".", "a/../b", "-/é"]
 )
-def test_a_namespace_that_leaves_the_url_is_refused(namespace: str, tmp_path: Path) -> None:
+def test_namespace_escaping_the_url_is_refused(namespace: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not a namespace"):
         open_remote(tmp_path.as_uri(), namespace)
 
 
-def test_what_is_shown_of_a_url_has_no_secret() -> None:
+def test_shown_url_has_no_secret() -> None:
     assert shown("https://me:pass@host:8443/cache?sig=x#y") == "https://host:8443/cache"
     assert shown("s3://bucket/path") == "s3://bucket/path"
     assert shown("file:///srv/cache") == "file:///srv/cache"

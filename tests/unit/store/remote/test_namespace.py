@@ -52,12 +52,12 @@ GITLAB_PULL = {name: text for name, text in GITLAB.items() if name != "CI_COMMIT
 @pytest.mark.parametrize(
     "environment", [{}, {"CI": "true"}, GITHUB, AZURE, GITLAB], ids=["a person", "unknown", "GitHub", "Azure", "GitLab"]
 )
-def test_a_person_and_a_protected_branch_do_what_is_configured(environment: dict[str, str]) -> None:
+def test_person_and_protected_branch_keep_configured_rights(environment: dict[str, str]) -> None:
     assert allowed(SETTINGS, environment) == (SETTINGS, "")
 
 
 @pytest.mark.parametrize("environment", [GITHUB_PULL, AZURE_PULL, GITLAB_PULL], ids=["GitHub", "Azure", "GitLab"])
-def test_a_pull_request_writes_its_own_namespace_only(environment: dict[str, str]) -> None:
+def test_pull_request_writes_only_its_namespace(environment: dict[str, str]) -> None:
     bounded, said = allowed(SETTINGS, environment)
 
     own = TierSettings("https://team", Mode.READ_WRITE, "pull/12", None, is_back_filled=False)
@@ -82,14 +82,14 @@ def test_a_pull_request_writes_its_own_namespace_only(environment: dict[str, str
     ],
     ids=lambda changed: " ".join(changed.values()),
 )
-def test_a_run_whose_code_may_be_anybodys_writes_nothing(changed: dict[str, str]) -> None:
+def test_untrusted_ci_events_write_nothing(changed: dict[str, str]) -> None:
     bounded, said = allowed(SETTINGS, GITHUB | changed)
 
     assert [tier.mode for tier in bounded.tiers] == [Mode.READ, Mode.READ]
     assert "nothing is put into remotes" in said
 
 
-def test_other_branches_than_main_write_nothing_where_ci_does_not_know_of_protection() -> None:
+def test_branches_not_known_to_be_protected_write_nothing() -> None:
     feature = AZURE | {"BUILD_SOURCEBRANCH": "refs/heads/feature"}
 
     assert allowed(SETTINGS, feature)[0].tiers[0].mode is Mode.READ
@@ -97,7 +97,7 @@ def test_other_branches_than_main_write_nothing_where_ci_does_not_know_of_protec
     assert allowed(SETTINGS, GITLAB | {"CI_COMMIT_REF_PROTECTED": "false"})[0].tiers[0].mode is Mode.READ
 
 
-def test_branches_that_may_write_can_be_named_and_no_pull_request_becomes_one() -> None:
+def test_named_branches_may_write_but_pull_requests_may_not() -> None:
     unprotected = GITHUB | {"GITHUB_REF_PROTECTED": "false", "GITHUB_REF": "refs/heads/release/2"}
     named = {"WINML_DAG_REMOTE_BRANCHES": "main, release/*"}
 

@@ -74,7 +74,7 @@ STATUSES: list[tuple[Fault, Trouble]] = [
 
 
 @pytest.mark.parametrize(("fault", "trouble"), STATUSES, ids=lambda value: getattr(value, "name", value))
-def test_a_fault_is_a_trouble_whatever_was_asked(
+def test_fault_has_the_same_trouble_for_every_request(
     server: FaultyServer, remote: Remote, tmp_path: Path, fault: Fault, trouble: Trouble
 ) -> None:
     server.switch_on(fault)
@@ -89,7 +89,7 @@ def test_a_fault_is_a_trouble_whatever_was_asked(
     assert trouble_of(lambda: remote.put(digest_of(MIDDLE), middle, unheard)) == trouble
 
 
-def test_what_breaks_off_is_no_answer(server: FaultyServer, remote: Remote, tmp_path: Path) -> None:
+def test_dropped_connection_is_unreachable(server: FaultyServer, remote: Remote, tmp_path: Path) -> None:
     server.switch_on(Fault.DROP, method="GET")
     assert trouble_of(lambda: remote.record(KEY)) == "unreachable"
     assert trouble_of(lambda: list(remote.read(digest_of(BIG)))) == "unreachable"
@@ -100,7 +100,7 @@ def test_what_breaks_off_is_no_answer(server: FaultyServer, remote: Remote, tmp_
     assert server.content == {}
 
 
-def test_a_server_that_says_nothing_is_slow(
+def test_silent_server_is_slow(
     module: ModuleType,
     server: FaultyServer,
     request: pytest.FixtureRequest,
@@ -117,7 +117,7 @@ def test_a_server_that_says_nothing_is_slow(
     assert trouble_of(lambda: remote.put(digest_of(SMALL), tmp_path / "small", unheard)) == "slow"
 
 
-def test_what_trickles_is_passed_on_as_it_comes(server: FaultyServer, remote: Remote) -> None:
+def test_trickled_data_is_passed_on_immediately(server: FaultyServer, remote: Remote) -> None:
     """So that waiting code knows how slow it is, and does not have to wait for a whole piece."""
     server.switch_on(Fault.TRICKLE)
     pieces = remote.read(digest_of(BIG))
@@ -125,12 +125,12 @@ def test_what_trickles_is_passed_on_as_it_comes(server: FaultyServer, remote: Re
     pieces.close()  # type: ignore[attr-defined]
 
 
-def test_of_an_endless_answer_little_is_taken(server: FaultyServer, remote: Remote) -> None:
+def test_endless_response_is_read_only_to_its_limit(server: FaultyServer, remote: Remote) -> None:
     server.switch_on(Fault.ENDLESS)
     assert trouble_of(lambda: remote.record(KEY)) == "lying"
     assert server.bytes_sent() < 10 * MOST_RECORD_BYTES
 
 
-def test_another_part_than_was_asked_for_is_no_answer(server: FaultyServer, remote: Remote, kind: str) -> None:
+def test_wrong_range_is_refused(server: FaultyServer, remote: Remote, kind: str) -> None:
     server.switch_on(Fault.WRONG_RANGE)
     assert trouble_of(lambda: remote.read(digest_of(BIG), 10)) == {"http": "lying", "s3": "failing"}[kind]

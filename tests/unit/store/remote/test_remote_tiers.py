@@ -30,7 +30,7 @@ def machine(folder: Path, *remotes: Remote, mode: Mode = Mode.READ_WRITE) -> Mac
     return Machine(folder / "cache", *remotes, mode=mode)
 
 
-def test_each_record_comes_from_the_nearest_level_that_has_it(tmp_path: Path) -> None:
+def test_record_comes_from_the_nearest_tier(tmp_path: Path) -> None:
     near, far = remote_with(KEYS[0]), remote_with(KEYS[0], KEYS[1])
     here = machine(tmp_path, near, far, mode=Mode.READ)
     assert here.remotes.records(KEYS[:3]).keys() == set(KEYS[:2])
@@ -41,7 +41,7 @@ def test_each_record_comes_from_the_nearest_level_that_has_it(tmp_path: Path) ->
     assert traffic.record_bytes == len(near.records[KEYS[0]]) + len(far.records[KEYS[1]])
 
 
-def test_records_are_asked_for_side_by_side(tmp_path: Path) -> None:
+def test_records_are_requested_in_parallel(tmp_path: Path) -> None:
     together = threading.Barrier(len(KEYS))
     remote = ScriptedRemote()
     # No request is answered before all have arrived.
@@ -51,7 +51,7 @@ def test_records_are_asked_for_side_by_side(tmp_path: Path) -> None:
     assert not together.broken
 
 
-def test_a_record_from_afar_is_put_nearer_and_says_who_made_it(tmp_path: Path) -> None:
+def test_fetched_record_is_copied_to_nearer_tier_with_its_maker(tmp_path: Path) -> None:
     near, far = MemoryRemote(), remote_with(KEYS[0])
     here = machine(tmp_path, near, far)
     here.remotes.records([KEYS[0]])
@@ -65,7 +65,7 @@ def test_a_record_from_afar_is_put_nearer_and_says_who_made_it(tmp_path: Path) -
     assert here.remotes.traffic().records_put == 1
 
 
-def test_a_blob_from_afar_is_put_nearer_when_it_passes_through(tmp_path: Path) -> None:
+def test_fetched_blob_is_copied_to_nearer_tier(tmp_path: Path) -> None:
     near, far = MemoryRemote(), remote_with(KEYS[0])
     here = machine(tmp_path, near, far)
     assert here.remotes.fetch([entry(KEYS[0].encode())]) == []
@@ -73,7 +73,7 @@ def test_a_blob_from_afar_is_put_nearer_when_it_passes_through(tmp_path: Path) -
     assert near.blobs == far.blobs
 
 
-def test_nothing_is_put_nearer_where_we_may_only_read(tmp_path: Path) -> None:
+def test_read_only_tier_is_not_filled(tmp_path: Path) -> None:
     near, far = MemoryRemote(), remote_with(KEYS[0])
     here = machine(tmp_path, near, far, mode=Mode.READ)
     here.remotes.records([KEYS[0]])
@@ -82,7 +82,7 @@ def test_nothing_is_put_nearer_where_we_may_only_read(tmp_path: Path) -> None:
     assert (near.records, near.blobs) == ({}, {})
 
 
-def test_a_record_that_is_refused_counts_as_absent_and_further_levels_are_asked(tmp_path: Path) -> None:
+def test_refused_record_counts_as_absent_and_next_tier_is_tried(tmp_path: Path) -> None:
     near, far = remote_with(KEYS[0], trust=STRANGER), remote_with(KEYS[0])
     here = machine(tmp_path, near, far)
     assert here.remotes.records([KEYS[0]]).keys() == {KEYS[0]}
@@ -94,7 +94,7 @@ def test_a_record_that_is_refused_counts_as_absent_and_further_levels_are_asked(
     assert near.records[KEYS[0]] == remote_with(KEYS[0], trust=STRANGER).records[KEYS[0]]
 
 
-def test_of_many_that_are_refused_a_few_are_named_and_the_rest_are_counted(tmp_path: Path) -> None:
+def test_refused_records_are_partly_named_and_then_counted(tmp_path: Path) -> None:
     here = machine(tmp_path, remote_with(*KEYS, trust=STRANGER))
     assert here.remotes.records(KEYS) == {}
     here.remotes.settle()
@@ -104,7 +104,7 @@ def test_of_many_that_are_refused_a_few_are_named_and_the_rest_are_counted(tmp_p
     assert here.remotes.traffic().refused == len(KEYS)
 
 
-def test_whether_a_blob_is_there_is_asked_once(tmp_path: Path) -> None:
+def test_blob_existence_is_queried_once(tmp_path: Path) -> None:
     near, far = remote_with(KEYS[0]), remote_with(KEYS[1])
     here = machine(tmp_path, near, far)
     digests = [digest_of(key.encode()) for key in KEYS[:3]]
@@ -114,7 +114,7 @@ def test_whether_a_blob_is_there_is_asked_once(tmp_path: Path) -> None:
     assert sorted(far.calls) == sorted(("has", digest) for digest in digests[1:])
 
 
-def test_what_a_remote_said_before_it_was_left_alone_is_worth_nothing(tmp_path: Path) -> None:
+def test_earlier_answers_of_a_disabled_remote_are_discarded(tmp_path: Path) -> None:
     remote = ScriptedRemote()
     remote.blobs = remote_with(KEYS[0]).blobs
     here = machine(tmp_path, remote)
@@ -127,7 +127,7 @@ def test_what_a_remote_said_before_it_was_left_alone_is_worth_nothing(tmp_path: 
 
 
 @pytest.mark.parametrize("trouble", ["unreachable", "failing", "slow", "forbidden", "full", "bug"])
-def test_one_level_in_trouble_costs_the_others_nothing(tmp_path: Path, trouble: str) -> None:
+def test_one_failing_tier_does_not_affect_others(tmp_path: Path, trouble: str) -> None:
     near, far = ScriptedRemote(), remote_with(*KEYS)
     for method in ("record", "has", "read", "put", "put_record"):
         near.fail(method, *[trouble] * 200)
@@ -143,7 +143,7 @@ def test_one_level_in_trouble_costs_the_others_nothing(tmp_path: Path, trouble: 
     assert here.said[0].endswith("it is ignored for the rest of this run, and what it may have is built here.")
 
 
-def test_with_no_remote_nothing_happens(tmp_path: Path) -> None:
+def test_nothing_happens_without_remotes(tmp_path: Path) -> None:
     here = machine(tmp_path)
     record = here.make(b"ours")
     here.remotes.offer(record)

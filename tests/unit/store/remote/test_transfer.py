@@ -61,7 +61,7 @@ def pauses(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return pauses
 
 
-def test_what_may_pass_is_tried_again_after_longer_and_longer_pauses(guarded: Guarded, pauses: list[float]) -> None:
+def test_transient_errors_are_retried_with_growing_pauses(guarded: Guarded, pauses: list[float]) -> None:
     guarded.remote.fail("record", "unreachable", "failing", "unreachable")
     assert guarded.record() == b"{}"
     first, second, third = pauses
@@ -73,9 +73,7 @@ def test_what_may_pass_is_tried_again_after_longer_and_longer_pauses(guarded: Gu
     assert not guarded.said
 
 
-def test_a_dead_remote_costs_a_few_attempts_within_two_seconds_and_then_nothing(
-    guarded: Guarded, pauses: list[float]
-) -> None:
+def test_dead_remote_is_disabled_within_two_seconds(guarded: Guarded, pauses: list[float]) -> None:
     guarded.remote.fail("record", *["unreachable"] * 100)
     with pytest.raises(RemoteUnavailable):
         guarded.record()
@@ -89,7 +87,7 @@ def test_a_dead_remote_costs_a_few_attempts_within_two_seconds_and_then_nothing(
 
 
 @pytest.mark.parametrize("others_are_answered", [True, False])
-def test_what_was_too_slow_is_asked_once_more_if_others_are_answered(
+def test_slow_request_is_retried_only_if_others_are_answered(
     guarded: Guarded, monkeypatch: pytest.MonkeyPatch, others_are_answered: bool
 ) -> None:
     """An overloaded machine would mistake its own slowness for that of the remote."""
@@ -114,13 +112,13 @@ def test_what_was_too_slow_is_asked_once_more_if_others_are_answered(
 
 
 @pytest.mark.parametrize("seconds", [0.1, 0.5, 1.5])
-def test_a_transfer_at_the_least_rate_goes_on_for_as_long_as_it_takes(guarded: Guarded, seconds: float) -> None:
+def test_transfer_at_minimum_rate_is_not_limited_in_time(guarded: Guarded, seconds: float) -> None:
     pace = Pace(guarded.breaker)
     for _ in range(60):
         pace.moved(int(LEAST_BYTES_PER_SECOND * seconds) + 1, seconds)
 
 
-def test_a_trickle_ends_as_silence_does_and_transfers_side_by_side_share_the_least_rate(guarded: Guarded) -> None:
+def test_trickle_times_out_and_parallel_transfers_share_minimum_rate(guarded: Guarded) -> None:
     def lasts() -> int:
         pace = Pace(guarded.breaker)
         for number in range(1000):
@@ -135,7 +133,7 @@ def test_a_trickle_ends_as_silence_does_and_transfers_side_by_side_share_the_lea
     assert guarded.breaker.run(Transfer(), lambda: guarded.breaker.run(Transfer(), lasts)) == 1000
 
 
-def test_what_nobody_waits_for_ends_with_its_next_call(guarded: Guarded) -> None:
+def test_cancelled_transfer_ends_at_its_next_call(guarded: Guarded) -> None:
     guarded.record()
     guarded.transfer.is_cancelled = True
     with pytest.raises(RemoteUnavailable):
@@ -143,7 +141,7 @@ def test_what_nobody_waits_for_ends_with_its_next_call(guarded: Guarded) -> None
     assert not guarded.said
 
 
-def test_who_hangs_in_a_remote_is_abandoned_and_the_others_have_their_answers(
+def test_hanging_request_is_abandoned_and_others_are_answered(
     guarded: Guarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in name resolution or a network share, where no client library has a timeout."""
@@ -164,7 +162,7 @@ def test_who_hangs_in_a_remote_is_abandoned_and_the_others_have_their_answers(
     ended.set()
 
 
-def test_results_come_in_order_and_no_more_run_at_once_than_may() -> None:
+def test_results_keep_order_and_concurrency_is_limited() -> None:
     running, most_running, lock = 0, 0, threading.Lock()
     three = threading.Barrier(3)
 
@@ -184,7 +182,7 @@ def test_results_come_in_order_and_no_more_run_at_once_than_may() -> None:
     assert ask_all(work, [], 8) == []
 
 
-def test_after_an_error_nothing_is_begun() -> None:
+def test_nothing_is_started_after_an_error() -> None:
     begun: list[int] = []
     both = threading.Barrier(2)
 
@@ -199,7 +197,7 @@ def test_after_an_error_nothing_is_begun() -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows sends no such signal to one process")
-def test_neither_an_interrupt_nor_the_end_of_the_process_waits_for_a_thread() -> None:
+def test_interrupt_and_exit_do_not_wait_for_hanging_threads() -> None:
     script = """
 import signal, threading
 from winml_dag.store.remote.transfer import ask_all
@@ -220,7 +218,7 @@ except KeyboardInterrupt:
     assert (out, process.returncode) == ("interrupted\n", 0)
 
 
-def test_where_there_are_no_more_threads_the_work_is_done_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_is_done_without_new_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

@@ -59,7 +59,7 @@ def signed(body: bytes, trust: Trust = TRUST) -> bytes:
     return canonical_json(head).encode() + b"\n" + body + b"\n"
 
 
-def test_a_record_comes_back_with_who_made_it_where_and_who_signed_it() -> None:
+def test_verified_record_has_maker_namespace_and_signer() -> None:
     opened = TRUST.verify(TRUST.sign(RECORD, "main"), KEY, "main")
 
     assert replace(opened, origin={}) == RECORD
@@ -71,7 +71,7 @@ def test_a_record_comes_back_with_who_made_it_where_and_who_signed_it() -> None:
     }
 
 
-def test_what_came_from_elsewhere_is_passed_on_with_its_first_maker() -> None:
+def test_forwarded_record_keeps_its_first_maker() -> None:
     other = Trust((OLD,), Maker("somebody else"), key_of=cache_key)
     fetched = TRUST.verify(TRUST.sign(RECORD, "main"), KEY, "main")
 
@@ -92,7 +92,7 @@ def test_keys_are_rotated_without_a_gap() -> None:
         after.verify(before.sign(RECORD, "main"), KEY, "main")
 
 
-def test_any_change_of_any_byte_is_refused() -> None:
+def test_any_changed_byte_is_refused() -> None:
     data = TRUST.sign(RECORD, "main")
     for place in range(len(data)):
         changed = bytearray(data)
@@ -102,7 +102,7 @@ def test_any_change_of_any_byte_is_refused() -> None:
 
 
 @given(st.binary(max_size=300))
-def test_no_bytes_of_a_stranger_do_more_than_be_refused(data: bytes) -> None:
+def test_arbitrary_bytes_are_refused(data: bytes) -> None:
     for trust in (TRUST, Trust((), MAKER, accept_unsigned=True)):
         for prefix in (b"", b'{"format":1}\n'):
             with pytest.raises(Refused):
@@ -120,7 +120,7 @@ VALUES = st.recursive(
 
 @settings(max_examples=40)
 @given(st.dictionaries(st.text(max_size=9), VALUES, max_size=3), st.text(st.characters(), max_size=30), st.floats())
-def test_what_is_sealed_opens_as_it_was_and_all_else_is_refused_by_who_would_seal_it(
+def test_signed_record_roundtrips_and_unsignable_is_refused_by_signer(
     metrics: dict[str, JsonValue], made_at: str, seconds: float
 ) -> None:
     record = record_with(metrics=metrics, made_at=made_at, elapsed_seconds=seconds)
@@ -149,12 +149,12 @@ def test_what_is_sealed_opens_as_it_was_and_all_else_is_refused_by_who_would_sea
     ],
     ids=str,
 )
-def test_what_is_not_signed_as_it_has_to_be_is_refused(data: bytes, why: str) -> None:
+def test_invalid_signature_is_refused(data: bytes, why: str) -> None:
     with pytest.raises(Refused, match=why):
         TRUST.verify(data, KEY, "main")
 
 
-def test_a_key_of_ours_that_the_level_is_not_trusted_with_is_refused() -> None:
+def test_key_not_trusted_for_the_remote_is_refused() -> None:
     both = replace(TRUST, keys=(OLD, OURS))
     data = TRUST.sign(RECORD, "main")
 
@@ -190,13 +190,13 @@ MALICE: dict[str, tuple[Callable[[dict[str, JsonValue]], object], str]] = {
 
 
 @pytest.mark.parametrize("attack", MALICE, ids=str)
-def test_what_a_signer_must_not_say_is_refused_although_it_is_signed(attack: str) -> None:
+def test_malicious_signed_content_is_refused(attack: str) -> None:
     change, why = MALICE[attack]
     with pytest.raises(Refused, match=why):
         TRUST.verify(forged(change), KEY, "main")
 
 
-def test_a_refusal_can_be_shown_on_any_terminal() -> None:
+def test_refusal_message_is_printable() -> None:
     """File systems accept names with a byte that starts a terminal command."""
     with pytest.raises(Refused, match="one name twice") as refused:
         TRUST.verify(forged(with_outputs(file("a\x9b2J"), file("A\x9b2J"))), KEY, "main")
@@ -219,13 +219,13 @@ def test_a_refusal_can_be_shown_on_any_terminal() -> None:
     ],
     ids=lambda body: str(body[:12]),
 )
-def test_json_that_we_would_not_write_is_refused_also_where_nobody_signs(body: bytes) -> None:
+def test_noncanonical_json_is_refused_even_if_unsigned(body: bytes) -> None:
     unsigned = Trust((), MAKER, accept_unsigned=True)
     with pytest.raises(Refused, match=r"not JSON|not a JSON object"):
         unsigned.verify(signed(body, unsigned), KEY, "main")
 
 
-def test_unsigned_records_are_believed_only_where_that_was_asked_for_and_no_signer_is_named() -> None:
+def test_unsigned_records_need_acceptance_and_no_required_signer() -> None:
     unsigned = Trust((), MAKER, accept_unsigned=True)
     data = unsigned.sign(RECORD, "main")
 
@@ -234,9 +234,7 @@ def test_unsigned_records_are_believed_only_where_that_was_asked_for_and_no_sign
         unsigned.verify(data, KEY, "main", frozenset({"ours"}))
 
 
-def test_who_has_no_key_may_be_told_to_believe_what_is_signed_but_changes_under_a_key_that_is_here_are_refused() -> (
-    None
-):
+def test_unknown_signer_may_be_accepted_but_known_key_mismatch_is_refused() -> None:
     data = TRUST.sign(RECORD, "main")
     changed = data.replace(b'"nodes":37', b'"nodes":38')
 
@@ -245,13 +243,13 @@ def test_who_has_no_key_may_be_told_to_believe_what_is_signed_but_changes_under_
         Trust((OURS,), MAKER, accept_unsigned=True).verify(changed, KEY, "main")
 
 
-def test_a_record_that_only_a_local_store_could_have_is_not_sealed() -> None:
+def test_record_with_local_digests_is_not_signed() -> None:
     local = record_with(outputs={"model": Artifact.of([FileEntry("model.onnx", digest_bytes(b"model"), 5)])})
     with pytest.raises(Refused, match="not a sha256"):
         TRUST.sign(local, "main")
 
 
-def test_the_list_of_input_files_stays_at_home_when_a_record_would_be_too_long() -> None:
+def test_input_file_list_is_dropped_from_too_long_record() -> None:
     long = record_with(input_files={"source": [file(f"{number:0100}") for number in range(50_000)]})
     data = TRUST.sign(long, "main")
 
@@ -259,7 +257,7 @@ def test_the_list_of_input_files_stays_at_home_when_a_record_would_be_too_long()
     assert TRUST.verify(data, KEY, "main").input_files == {}
 
 
-def test_it_names_the_program_the_class_of_machine_and_versions_but_no_machine_and_no_user() -> None:
+def test_maker_has_builder_host_and_versions_but_no_machine_name() -> None:
     maker = maker_here("winml_dag 1.0")
 
     assert (maker.builder, maker.run, maker.revision) == ("winml_dag 1.0", "", "")
@@ -271,7 +269,7 @@ def test_it_names_the_program_the_class_of_machine_and_versions_but_no_machine_a
 
 
 @pytest.mark.parametrize("address", ["https://x/\x1b[2J", "https://" + "x" * 1000], ids=["escape", "long"])
-def test_a_run_whose_address_cannot_be_shown_is_not_named(address: str) -> None:
+def test_unprintable_or_long_run_url_is_dropped(address: str) -> None:
     assert maker_here("x", run="https://x/1", revision="abc").run == "https://x/1"
     assert maker_here("x", run=address).run == ""
 
@@ -288,6 +286,6 @@ def test_a_run_whose_address_cannot_be_shown_is_not_named(address: str) -> None:
     ],
     ids=lambda changed: str(changed)[:20],
 )
-def test_what_is_told_in_another_way_is_refused(changed: dict[str, object]) -> None:
+def test_invalid_maker_json_is_refused(changed: dict[str, object]) -> None:
     with pytest.raises(StoreError, match="maker of a record"):
         Maker.from_json({**Maker("x").to_json(), **changed})  # type: ignore[dict-item]

@@ -24,7 +24,7 @@ def methods(remote: MemoryRemote) -> list[str]:
     return [method for method, _ in remote.calls]
 
 
-def test_blobs_go_first_and_the_record_last(tmp_path: Path) -> None:
+def test_blobs_are_uploaded_before_the_record(tmp_path: Path) -> None:
     remote = MemoryRemote()
     here = Machine(tmp_path / "cache", remote)
     record = here.make(b"graph", b"weights")
@@ -39,7 +39,7 @@ def test_blobs_go_first_and_the_record_last(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("log_is_here", [True, False])
-def test_a_log_goes_along_if_it_is_here(tmp_path: Path, log_is_here: bool) -> None:
+def test_log_is_uploaded_if_present(tmp_path: Path, log_is_here: bool) -> None:
     remote = MemoryRemote()
     here = Machine(tmp_path / "cache", remote)
     record = replace(here.make(b"graph"), log=entry(b"log", "log.txt"))
@@ -51,7 +51,7 @@ def test_a_log_goes_along_if_it_is_here(tmp_path: Path, log_is_here: bool) -> No
     assert TRUST.verify(remote.records[KEYS[0]], KEYS[0], "").log == record.log
 
 
-def test_what_is_there_is_not_put_again(tmp_path: Path) -> None:
+def test_existing_blob_is_not_uploaded_again(tmp_path: Path) -> None:
     remote = MemoryRemote()
     here = Machine(tmp_path / "cache", remote)
     for key, data in ((KEYS[0], b"same"), (KEYS[1], b"same")):
@@ -62,7 +62,7 @@ def test_what_is_there_is_not_put_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [Mode.READ, Mode.OFF])
-def test_nothing_is_put_where_we_may_only_read(tmp_path: Path, mode: Mode) -> None:
+def test_read_only_remote_gets_no_uploads(tmp_path: Path, mode: Mode) -> None:
     remote = MemoryRemote()
     here = Machine(tmp_path / "cache", remote, mode=mode)
     here.remotes.offer(here.make(b"graph"))
@@ -71,7 +71,7 @@ def test_nothing_is_put_where_we_may_only_read(tmp_path: Path, mode: Mode) -> No
 
 
 @pytest.mark.parametrize("trouble", ["full", "forbidden"])
-def test_what_takes_nothing_more_is_read_all_the_same(tmp_path: Path, trouble: str) -> None:
+def test_remote_refusing_uploads_is_still_read(tmp_path: Path, trouble: str) -> None:
     remote = ScriptedRemote()
     remote.fail("put", trouble)
     here = Machine(tmp_path / "cache", remote)
@@ -88,7 +88,7 @@ def test_what_takes_nothing_more_is_read_all_the_same(tmp_path: Path, trouble: s
     assert here.remotes.traffic().left_alone == 1
 
 
-def test_what_cannot_be_read_is_not_written_to_and_that_is_said_once(tmp_path: Path) -> None:
+def test_unreadable_remote_gets_no_uploads_and_is_reported_once(tmp_path: Path) -> None:
     remote = ScriptedRemote()
     remote.fail("record", "forbidden")
     here = Machine(tmp_path / "cache", remote)
@@ -99,7 +99,7 @@ def test_what_cannot_be_read_is_not_written_to_and_that_is_said_once(tmp_path: P
     assert len(here.said) == 1
 
 
-def test_a_blob_that_has_rotted_here_is_not_put(tmp_path: Path) -> None:
+def test_corrupt_local_blob_is_not_uploaded(tmp_path: Path) -> None:
     remote = MemoryRemote()
     here = Machine(tmp_path / "cache", remote)
     record = here.make(b"graph")
@@ -114,7 +114,7 @@ def test_a_blob_that_has_rotted_here_is_not_put(tmp_path: Path) -> None:
     assert (remote.blobs, remote.records) == ({}, {})
 
 
-def test_what_broke_off_is_put_again_and_counted_as_it_went(tmp_path: Path) -> None:
+def test_interrupted_upload_is_repeated_and_counted(tmp_path: Path) -> None:
     class BreaksOff(MemoryRemote):
         left = 1
 
@@ -135,7 +135,7 @@ def test_what_broke_off_is_put_again_and_counted_as_it_went(tmp_path: Path) -> N
     assert told[-1] == (len(b"graph"), len(b"graph"))
 
 
-def test_closing_gives_up_what_has_not_gone_and_leaves_no_record_without_blobs(tmp_path: Path) -> None:
+def test_closing_drops_pending_uploads_without_partial_records(tmp_path: Path) -> None:
     remote, begun, until = ScriptedRemote(), threading.Semaphore(0), threading.Event()
     remote.hang("put", begun, until)
     here = Machine(tmp_path / "cache", remote)
@@ -154,7 +154,7 @@ def test_closing_gives_up_what_has_not_gone_and_leaves_no_record_without_blobs(t
 
 
 @pytest.mark.parametrize("method", ["has", "put", "put_record"])
-def test_a_remote_that_hangs_is_not_waited_for_at_the_end_of_a_build(
+def test_hanging_remote_does_not_delay_the_end_of_a_build(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     """As in a network share, where no client library has a timeout."""
@@ -183,7 +183,7 @@ def test_a_remote_that_hangs_is_not_waited_for_at_the_end_of_a_build(
     ),
     failing=st.dictionaries(st.integers(0, 12), st.sampled_from(["unreachable", "full", "slow", "killed"]), max_size=4),
 )
-def test_at_no_moment_a_record_is_there_without_its_blobs(
+def test_record_never_exists_without_its_blobs(
     tmp_path_factory: pytest.TempPathFactory, records: list[list[bytes]], failing: dict[int, str]
 ) -> None:
     folder = tmp_path_factory.mktemp("machine")
