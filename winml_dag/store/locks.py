@@ -61,11 +61,15 @@ else:
         os.close(descriptor)
 
 
+# A link in a folder that somebody else has written could lead anywhere, or to a folder that never exists.
+_NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
+
+
 def _acquire(path: str) -> int | None:
     """The descriptor of the locked file at *path*, created if necessary; None while another descriptor has the lock."""
     while True:
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINKS, 0o666)
         except FileNotFoundError:
             os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
             continue

@@ -144,6 +144,19 @@ for _ in range(25):
 """
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Links are refused with O_NOFOLLOW.")
+@pytest.mark.timeout(30)
+def test_lock_file_that_is_a_link_is_refused(tmp_path) -> None:
+    locks = Locks(tmp_path / "locks")
+    (tmp_path / "locks").mkdir()
+    for target in (tmp_path / "elsewhere", tmp_path / "missing" / "elsewhere"):
+        (tmp_path / "locks" / "one.lock").symlink_to(target)
+        with pytest.raises(StoreError, match="Cannot lock one"), locks.hold("one"):
+            pass
+        assert not target.exists()
+        (tmp_path / "locks" / "one.lock").unlink()
+
+
 def test_free_lock_files_can_be_removed_during_use(tmp_path) -> None:
     """Each turn reads a number and writes it plus one: two concurrent turns would lose one."""
     store = Store(tmp_path / "cache")
