@@ -25,8 +25,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from winml_dag.engine.worker import die_with_parent, leave, work
-
 # The numbers that the engine gets for a worker: its process id, and its exit code (negative: signal) when it has ended.
 _NUMBER = struct.Struct("q")
 # What is requested with the descriptors of a worker: a fork of the server, or of the fork that has imported more.
@@ -153,6 +151,9 @@ def _serve(requests: socket.socket, more: Sequence[str] = ()) -> None:
 
 def _server_with(modules: Sequence[str]) -> socket.socket:
     """Start a fork of this server that imports *modules* too; return the socket for its requests."""
+    # Imported here, and below: the engine, which has the other end, needs none of it.
+    from winml_dag.engine.worker import die_with_parent, leave
+
     ours, theirs = socket.socketpair()
     if os.fork() == 0:
         try:
@@ -178,6 +179,8 @@ def _import(modules: Sequence[str]) -> None:
 
 def _supervise(connection: int, log: int) -> NoReturn:
     """Be the parent of one worker: it is reaped when its engine knows that it has ended, or has been killed."""
+    from winml_dag.engine.worker import die_with_parent
+
     try:
         die_with_parent(signal.SIGKILL)
         pid = os.fork()
@@ -199,6 +202,8 @@ def _supervise(connection: int, log: int) -> NoReturn:
 
 
 def _work(connection: int, log: int) -> NoReturn:
+    from winml_dag.engine.worker import leave, work
+
     code = 1
     try:
         with contextlib.suppress(OSError):
@@ -223,6 +228,8 @@ def _work(connection: int, log: int) -> NoReturn:
 
 
 if __name__ == "__main__":
+    from winml_dag.engine.worker import leave
+
     at = sys.argv.index(_THEN)
     _import(sys.argv[1:at])
     _serve(socket.socket(fileno=0), sys.argv[at + 1 :])
