@@ -240,24 +240,29 @@ class Pair:
         """
         outputs = [Measuring(name, is_scores=name in scores) for name in self.names]
         reference, candidate = ({name: Odd() for name in self.names} for _ in range(2))
+        for feed, expected, found in self._side_by_side(feeds, progress):
+            for name, output, wanted, got in zip(self.names, outputs, expected, found, strict=True):
+                _require_alike(name, wanted, got)
+                reference[name] += Odd.of(wanted)
+                candidate[name] += Odd.of(got)
+                output.add(feed, wanted, got)
+        progress(feeds.count, feeds.count, "samples")
+        return Measured(tuple(output.figures() for output in outputs), reference, candidate)
+
+    def _side_by_side(
+        self, feeds: Samples, progress: OnProgress
+    ) -> Iterator[tuple[Feed, Sequence[Array], Sequence[Array]]]:
+        """Yield each of *feeds* with the outputs of both models, which run at the same time."""
         done, left = 0, iter(feeds)
-        while chunk := list(islice(left, self._batching.size)):
-            progress(done, feeds.count, "samples")
-            with ThreadPoolExecutor(1) as aside:
+        with ThreadPoolExecutor(1) as aside:
+            while chunk := list(islice(left, self._batching.size)):
+                progress(done, feeds.count, "samples")
                 running = aside.submit(self._run, self._candidate, chunk)
                 with failures_explained(feeds.kind, self._give):
                     of_reference = self._run(self._reference, chunk)
                 # The inputs are good enough for the reference, so a failure here has another reason.
-                of_candidate = running.result()
-            for feed, expected, found in zip(chunk, of_reference, of_candidate, strict=True):
-                for name, output, wanted, got in zip(self.names, outputs, expected, found, strict=True):
-                    _require_alike(name, wanted, got)
-                    reference[name] += Odd.of(wanted)
-                    candidate[name] += Odd.of(got)
-                    output.add(feed, wanted, got)
-            done += len(chunk)
-        progress(feeds.count, feeds.count, "samples")
-        return Measured(tuple(output.figures() for output in outputs), reference, candidate)
+                yield from zip(chunk, of_reference, running.result(), strict=True)
+                done += len(chunk)
 
     def _run(self, session: onnxruntime.InferenceSession, chunk: Sequence[Feed]) -> list[list[Array]]:
         return list(self._batching.run(session, self.names, chunk))
