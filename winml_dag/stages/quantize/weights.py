@@ -51,7 +51,7 @@ def quantize_dynamically(model: ModelProto, fields: QuantizeFields) -> Quantized
     before = without_weights(model)
     reasons = select(model.graph, fields)
     left_out = {node.name for node in nodes_of(model.graph) if identity(node) in reasons}
-    left_out |= _convs_without_weight(model.graph)
+    left_out |= _move_conv_weights(model.graph)
     _gemms_to_matmuls(model, left_out)
     external = _save(model, _MATMULS_FILE)
     options = {} if fields.weight_symmetric is None else {"WeightSymmetric": fields.weight_symmetric}
@@ -115,27 +115,28 @@ def quantize_weights(model: ModelProto, fields: QuantizeFields) -> Quantized:
     return Quantized(quantized, outcomes, ", ".join(sorted(weights)), "float32", weights)
 
 
-def _convs_without_weight(graph: GraphProto) -> set[str]:
-    """Return the names of Conv nodes without a constant weight in their own graph, where onnxruntime needs it.
+def _move_conv_weights(graph: GraphProto) -> set[str]:
+    """Move each weight that only a Conv of a subgraph reads into that subgraph, where onnxruntime needs it.
 
-    First moves each weight that only a Conv of a subgraph reads into that subgraph: PyTorch's exporter puts all weights
-    into the outermost graph.
+    PyTorch's exporter puts all weights into the outermost graph. Returns the names of Conv nodes that have no constant
+    weight in their own graph then: it is computed, or others read it too.
     """
     homes = {tensor.name: home for home in graphs_of(graph) for tensor in home.initializer}
     readers = Counter(name for node in nodes_of(graph) for name in node.input)
-    found = set()
+    without = set()
     for inner in graphs_of(graph):
         for node in inner.node:
-            if node.op_type != "Conv" or homes.get(node.input[1]) is inner:
+            if node.op_type != "Conv":
                 continue
-            home, name = homes.get(node.input[1]), node.input[1]
-            if home is None or readers[name] > 1:
-                found.add(node.name)
-                continue
-            index = next(index for index, tensor in enumerate(home.initializer) if tensor.name == name)
-            inner.initializer.add().CopyFrom(home.initializer[index])
-            del home.initializer[index]
-    return found
+            name = node.input[1]
+            home = homes.get(name)
+            if home is None or (home is not inner and readers[name] > 1):
+                without.add(node.name)
+            elif home is not inner:
+                index = [tensor.name for tensor in home.initializer].index(name)
+                inner.initializer.append(home.initializer[index])
+                del home.initializer[index]
+    return without
 
 
 def _use(node: NodeProto, position: int) -> Hashable:
