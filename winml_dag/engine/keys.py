@@ -6,7 +6,7 @@ they are looked up in stores that others write to; the hashed data is small.
 
 Keys have the versions of installed distributions. Importing ``importlib.metadata`` costs 20 to 40 ms. The name of a
 ``.dist-info`` folder contains the version (the packaging specification for recording installed projects defines the
-name), so listing ``sys.path`` once is enough.
+name), so listing ``sys.path`` once is enough. Their digests are not in keys; a build records them.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def versions_in(present: Mapping[str, str], names: Iterable[str]) -> dict[str, s
     return {name: present.get(normalised(name), ABSENT) for name in names}
 
 
-# --- One digest of what a wheel installed: over the lines of its RECORD that are the same wherever it is installed.
+# One digest of what a wheel installed: over the lines of its RECORD that are the same wherever it is installed.
 #
 # After installation the digest of the wheel itself is unknown. Its RECORD remains, with the SHA-256 of every file in
 # the wheel. Lines that the installer adds are skipped: byte code, scripts outside of the folder, and its own metadata.

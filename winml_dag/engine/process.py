@@ -41,7 +41,7 @@ class ProcessGroup:
     """One child and its descendants.
 
     With *holds_stdin* the child's standard input stays open for the lifetime of this process, so that the child notices
-    when this process ends; otherwise it is empty. With a *fork*, that starts the child, and *arguments* are not
+    when this process ends; otherwise it is empty. If *fork* is given, it starts the child, and *arguments* are not
     used.
 
     Raises:

@@ -218,11 +218,14 @@ class CachedPlan:
 
 def _stage(value: Any) -> Stage:
     """The declaration that *value* was made from. Raises KeyError, TypeError or ValueError for anything else."""
-    for slot, declared in value["inputs"].items():
-        accepts = declared.pop("accepts")
-        value["inputs"][slot] = InputSlot(None if accepts is None else frozenset(accepts), **declared)
+    inputs = {slot: _input_slot(**declared) for slot, declared in value["inputs"].items()}
     packages, unchanged = tuple(value["packages"]), tuple(value["likely_unchanged"])
-    return Stage(**{**value, "packages": packages, "likely_unchanged": unchanged, "memory": Memory(**value["memory"])})
+    memory = Memory(**value["memory"])
+    return Stage(**{**value, "inputs": inputs, "packages": packages, "likely_unchanged": unchanged, "memory": memory})
+
+
+def _input_slot(accepts: Any, **others: Any) -> InputSlot:
+    return InputSlot(None if accepts is None else frozenset(accepts), **others)
 
 
 def _node(line: bytes, stages: Sequence[Stage]) -> Node:

@@ -194,11 +194,11 @@ def _cannot(source: Path, error: Exception) -> StageError:
     """Turn *error* from optimizing *source* into a StageError that suggests ``skip_optimize`` only where that helps."""
     reason = explanation(error)
     if isinstance(error, NotImplemented):
+        advice = "For a target that runs this operator, set skip_optimize (--no-optimize)."
+        if 0 < inspect_model(source).opsets.get("", 0) < _FIRST_OPSET:
+            advice = f"Export it in opset 17 or later: onnxruntime runs models from opset {_FIRST_OPSET} on."
         return StageError(
-            f"onnxruntime's CPU provider, which optimizes models, cannot run the model: {reason}.",
-            advice="For a target that runs this operator, set skip_optimize (--no-optimize)."
-            if inspect_model(source).opsets.get("", 0) >= _FIRST_OPSET
-            else f"Export it in opset 17 or later: onnxruntime runs models from opset {_FIRST_OPSET} on.",
+            f"onnxruntime's CPU provider, which optimizes models, cannot run the model: {reason}.", advice=advice
         )
     try:
         open_session(source, "the model")
