@@ -89,7 +89,6 @@ def test_every_command_survives_hostile_file(name: str, hostile: str) -> None:
 @pytest.mark.parametrize("hostile", HOSTILE)
 @pytest.mark.parametrize("kind", ["records", "standing"])
 def test_hostile_cache_files_are_recreated(project: UserProject, kind: str, hostile: str) -> None:
-    """The index has a copy of each record, so it is removed too."""
     files = [path for path in (project.cache / kind).rglob("*") if path.is_file()]
     assert files
     for file in [*files, *(project.cache / "index").glob("*")]:

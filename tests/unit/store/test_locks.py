@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -79,15 +78,19 @@ def test_claim_ends_when_its_process_is_killed(store, holder) -> None:
 
 
 def test_claims_of_threads_are_exclusive(store) -> None:
-    inside, most = 0, 0
+    inside, most, refused = 0, 0, threading.Event()
+
+    def waits() -> bool:
+        refused.set()
+        return False
 
     def work() -> None:
         nonlocal inside, most
         for _ in range(5):
-            with store.claim(KEY):
+            with store.claim(KEY, waits):
                 inside += 1
-                # Lets the other threads run, which would enter here if they could.
-                time.sleep(0.001)
+                # The first one stays until another has tried to enter, and has to wait.
+                assert refused.wait(30)
                 most = max(most, inside)
                 inside -= 1
 
@@ -96,6 +99,7 @@ def test_claims_of_threads_are_exclusive(store) -> None:
         thread.start()
     for thread in threads:
         thread.join()
+    assert refused.is_set()
     assert most == 1
 
 
