@@ -306,7 +306,7 @@ def _print_document(code: int, error: str | None = None) -> None:
     head = {"command": " ".join(_document.command), "exit_code": code, "error": error, "warnings": []}
     value: dict[str, Any] = {**head, **_document.fields}
     value["warnings"] = [*dict.fromkeys((*value["warnings"], *_document.warnings))]
-    echo(json.dumps(value, default=str))
+    echo(json.dumps(value, default=os.fspath))
 
 
 def _hear_signals() -> None:
