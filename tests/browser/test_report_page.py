@@ -170,7 +170,10 @@ def test_build_page_opens_and_back_restores_position(opened) -> None:
     scrolled = page.evaluate("window.scrollY")
     assert scrolled > 0
     link.click()
-    assert page.evaluate("document.activeElement.textContent") == FAILED
+    title = page.locator("#cell-title")
+    title.wait_for()
+    assert page.evaluate("document.activeElement.id") == "cell-title"
+    assert title.inner_text() == FAILED
     assert page.locator("#overview").is_hidden()
     assert "QNN_GRAPH_ERROR 0x1786" in page.get_by_label("End of the log").inner_text()
     page.go_back()
@@ -179,7 +182,8 @@ def test_build_page_opens_and_back_restores_position(opened) -> None:
     assert page.evaluate("document.activeElement.textContent") == FAILED
     assert page.get_by_label("Find").input_value() == "npu"
     page.go_forward()
-    assert page.locator("#cell-title").inner_text() == FAILED
+    title.wait_for()
+    assert title.inner_text() == FAILED
     page.get_by_role("link", name="All builds").click()
     page.locator("#overview").wait_for()
     assert page.evaluate("window.scrollY") == scrolled
@@ -214,6 +218,7 @@ def test_unknown_build_address_shows_message(opened) -> None:
     page = opened("small", "#cell/no%E0such")
     assert page.locator("#cell-title").inner_text() == "There is no such build in this report"
     page.get_by_role("link", name="All builds").click()
+    page.locator("#overview").wait_for()
     assert len(names(page)) == 41
 
 
@@ -325,6 +330,7 @@ def test_bare_report_is_shown(opened) -> None:
     page = opened("bare")
     assert names(page) == ["out"]
     page.locator("#heat tbody a").click()
+    page.locator("#cell-title").wait_for()
     assert "It has no files." in page.inner_text("#cell")
     assert "No command was kept." in page.inner_text("#cell")
 
