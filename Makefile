@@ -40,9 +40,10 @@ op-support: $(VENV)/with-models
 	$(BIN)/python -m winml_dag.stages.opsupport --ep $(EP)
 
 # Installs nginx and Chromium where it may; without them, the tests that need them are skipped, and say how to get them.
+# Random examples are the same in each run, so that a failure is due to the change; make test-fast has others each time.
 test: $(VENV)/with-tests
 	@$(MAKE) --no-print-directory --keep-going servers browser >/dev/null 2>&1 || true
-	$(BIN)/python -m pytest --numprocesses $(PYTEST_WORKERS) --dist worksteal --durations 15 --write-skipped=$(SKIPPED_TESTS)
+	$(BIN)/python -m pytest --numprocesses $(PYTEST_WORKERS) --dist worksteal --hypothesis-seed 0 --durations 15 --write-skipped=$(SKIPPED_TESTS)
 
 # The tests that make test skipped, after something they need was installed. Without arguments, pytest would run all.
 test-skipped: $(VENV)/with-tests
