@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -58,6 +59,9 @@ _TOOK_NOTHING = "Unable to compile any nodes"
 # Softsign in opset 18.
 _REPLACED = "Encountered an invalid node while compiling"
 
+# Its message for a node that the provider took with channels first and refuses with channels last, as QNN 2.51 does
+# with a dilated Conv over three axes.
+_GIVEN_BACK = re.compile(r"Node '(?P<node>.*?)(?:_token_\d+)?' OpType:(?P<op>\w+) .* was inserted using the \w+ format")
 
 _used = False
 
@@ -154,7 +158,15 @@ def compile_with(
             _compile(compiler, settings, model, output, embed=embed)
     except Exception as error:
         reason, advice = explanation(error), f"{ASK_ANALYZE} {SEE_LOG}"
-        if reason.startswith(_TOOK_NOTHING):
+        if (found := _GIVEN_BACK.search(reason)) is not None:
+            reason = f"it asked for {found['op']} node {found['node']!r} in another layout, and then did not take it"
+            advice = "Try another precision, or export the model without this operator."
+            if ep == QNN:
+                advice += (
+                    f""" Or leave it to the CPU: the option op_affinity of QNN, with a file that has {{"op_type":"""
+                    f""" {{"{found["op"]}": "cpu"}}}}."""
+                )
+        elif reason.startswith(_TOOK_NOTHING):
             reason = f"it took none of its operators ({_operators(model)})"
         elif reason.startswith(_REPLACED):
             reason = (

@@ -160,6 +160,19 @@ def test_unsupported_model_lists_its_operators(tmp_path):
     assert "precision" not in outcome.advice
 
 
+def test_operator_refused_in_other_layout_is_named(tmp_path):
+    model = graph(
+        """g (float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y) <float s = {0.02}, uint16 z = {32768}> {
+        q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) [here] a = LRN <size = 3> (d)
+        r = QuantizeLinear(a, s, z) y = DequantizeLinear(r, s, z) }""",
+        21,
+    )
+    outcome = compiled(tmp_path, model)
+    assert "it asked for LRN node 'here'" in outcome.error
+    assert "com.ms.internal" not in outcome.error
+    assert '{"op_type": {"LRN": "cpu"}}' in outcome.advice
+
+
 @pytest.mark.parametrize("compiler", ["ort", "ort_session"])
 def test_if_branch_weights_are_compiled_wherever_stored(tmp_path, compiler):
     random = np.random.default_rng(0)

@@ -303,6 +303,15 @@ def test_qnn_supports_prelu_slopes_per_channel(tmp_path: Path, precision: str) -
     assert validate(tmp_path / "run", candidate, model, target=NPU, min_cosine=0.99, min_sqnr_db=25.0)
 
 
+@requires_qnn
+def test_qnn_supports_lrn_among_16_bit_activations(tmp_path: Path) -> None:
+    """QNN has it in 8 bits only."""
+    text = "g (float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y) { c = Conv (x, w) l = LRN <size = 3> (c) y = Conv (l, w) }"
+    model = graph(text, w=weights(4, 4, 1, 1))
+    candidate = static(tmp_path, model, "w8a16", "qnn").folder
+    assert validate(tmp_path / "run", candidate, model, target=NPU, min_cosine=0.99, min_sqnr_db=25.0)
+
+
 def test_excluded_reciprocal_is_unchanged(tmp_path: Path) -> None:
     model = graph("g (float[1, 32] x) => (float[1, 32] y) { s = Sigmoid (x) [reciprocal] y = Reciprocal (s) }")
     ranges = calibrate(tmp_path, model)

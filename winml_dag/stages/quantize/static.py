@@ -23,7 +23,7 @@ from winml_dag.ep.registry import QNN
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.graph import CHANNEL_AXES, standard_opset
 from winml_dag.onnxmodel.protos import constant_tensors, graphs_of, without_weights
-from winml_dag.recipe.precision import type_bits
+from winml_dag.recipe.precision import SIXTEEN_BITS, type_bits
 from winml_dag.stages.float_model import compute_nodes, compute_nodes_inside, float_tensors
 from winml_dag.stages.normalize import FIRST_OPSET
 from winml_dag.stages.quantize import NodeTypes, QuantizeFields, QuantizeTarget
@@ -46,6 +46,7 @@ from winml_dag.stages.ranges import Ranges
 _Bounds: TypeAlias = Mapping[str, tuple[float, float]]
 
 _BYTES = (QuantType.QUInt8, QuantType.QInt8)
+_EIGHT_BITS = {wide: narrow for narrow, wide in SIXTEEN_BITS.items()}
 _SIGNED_NARROW = (QuantType.QInt4, QuantType.QInt8)
 # onnxruntime's rules for QNN make every range at least 1e-4 wide, which costs weights of 1e-6 22 dB. Without a minimum
 # range, constants of zeros get the scale 1, and QNN fails on the model or is wrong.
@@ -190,10 +191,11 @@ def insert_qdq(model: ModelProto, ranges: Ranges, fields: QuantizeFields, target
         divide_in_place_of_reciprocals(graph, taken)
     tamed = tame_outliers(graph, ranges, fields, taken, mixes_widths=bool(target.mixes_widths))
     bounds = _fine_biases(graph, _whole_softmax(graph, tamed.ranges.bounds))
-    _split_constants(graph, taken, tamed.types)
+    types = tamed.types if target.rules != "qnn" else _narrow_for_qnn(graph, fields) | tamed.types
+    _split_constants(graph, taken, types)
     # Not the model in memory: above 2 GiB, reading its size is an error.
     before = without_weights(model)
-    settings = _settings(before, fields, tamed.types, reasons, target.rules)
+    settings = _settings(before, fields, types, reasons, target.rules)
     # Without this mark the quantizer infers shapes again, through files in the system's temporary folder.
     add_infer_metadata(model)
     started = time.perf_counter()
@@ -225,8 +227,18 @@ def insert_qdq(model: ModelProto, ranges: Ranges, fields: QuantizeFields, target
     weights, activations = qdq_types(made.graph)
     more: JsonObject = {"qdq_insertion_time_seconds": seconds, **tamed.metrics}
     result = Quantized(made, outcomes, str(fields.weight_type), str(fields.activation_type), weights, activations, more)
-    _check(result, fields, tamed.types, before.graph)
+    _check(result, fields, types, before.graph)
     return result
+
+
+def _narrow_for_qnn(graph: GraphProto, fields: QuantizeFields) -> dict[str, NodeTypes]:
+    """Return 8-bit activations for each LRN of *graph*, by name, if the others have 16 bits.
+
+    QNN has no LRN of 16 bits, and fails on the whole model (SDK 2.51).
+    """
+    narrow = _EIGHT_BITS.get(str(fields.activation_type))
+    names = [node.name for node in graph.node if node.op_type == "LRN" and narrow is not None]
+    return {name: NodeTypes(name, activation_type=narrow) for name in names}
 
 
 def _no_numbers(graph: GraphProto) -> StageError | None:
