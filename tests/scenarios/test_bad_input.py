@@ -193,8 +193,14 @@ def test_invalid_recipe_reports_all_problems(
             "idx=9 must be within the inclusive range [-2,1]",
         ),
         ("y = Add(x, odd)", "w8a8", "Incompatible dimensions"),
+        (
+            "a = Flatten<axis = 0>(x) b = Cast<to = 8>(a)"
+            ' c = StringNormalizer<locale = "xx_XX", case_change_action = "LOWER">(b) y = Cast<to = 1>(c)',
+            "fp32",
+            "this machine does not have the locale 'xx_XX' of its StringNormalizer. Install it",
+        ),
     ],
-    ids=["names", "axis", "domain", "index", "shapes"],
+    ids=["names", "axis", "domain", "index", "shapes", "locale"],
 )
 def test_library_error_becomes_one_sentence(
     shell: Shell, commands: OneProcess, graph: str, precision: str, told: str

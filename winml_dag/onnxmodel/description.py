@@ -28,6 +28,7 @@ from winml_dag.onnxmodel.graph import (
     byte_size,
     constants_of,
     dtype_name,
+    integer_of,
     struct_letter,
 )
 from winml_dag.onnxmodel.graphfile import File, read_model
@@ -205,6 +206,7 @@ def findings(path: Path, model: Model) -> Iterator[str]:
     constants = constants_of(model, nodes)
     yield from _undeclared_domains(model, nodes)
     yield from _unmade_outputs(model.graph)
+    yield from _training_form(nodes)
     yield from _wide_types_too_early(model, nodes, constants)
     with path.open("rb") as handle:
         stored = _Stored(File(handle), constants)
@@ -243,6 +245,23 @@ def _unmade_outputs(graph: Graph) -> Iterator[str]:
     made |= {tensor.name for tensor in graph.initializers} | {value.name for value in graph.inputs}
     if names := [value.name for value in graph.outputs if value.name not in made]:
         yield f"No node makes {few(names, _MOST_NAMES)}, which it lists as output: it was cut wrongly."
+
+
+def _training_form(nodes: Sequence[Node]) -> Iterator[str]:
+    """Yield the normalizations by statistics of the input, as in training.
+
+    QNN fails on them with 'Memory allocation related error', or uses the stored statistics.
+    """
+    names = [
+        node.name or node.outputs[0]
+        for node in nodes
+        if node.op_type == "BatchNormalization" and integer_of(node, "training_mode")
+    ]
+    if names:
+        yield (
+            f"It was exported in training mode: {few(names, _MOST_NAMES)} normalizes by the statistics of each input,"
+            " which not every execution provider does. Export it again after model.eval()."
+        )
 
 
 def _wide_types_too_early(model: Model, nodes: Sequence[Node], constants: Mapping[str, Tensor]) -> Iterator[str]:

@@ -137,13 +137,14 @@ def compile_with(
     import onnxruntime
 
     from winml_dag.ep.session import ASK_ANALYZE, SEE_LOG
+    from winml_dag.onnxmodel.description import findings
     from winml_dag.onnxmodel.graphfile import read_model
     from winml_dag.onnxmodel.metadata import restore_metadata
     from winml_dag.stages.compiled import COMPATIBILITY
 
-    graph = read_model(model).graph
-    outputs = [value.name for value in graph.outputs]
-    if ep == QNN and any(node.op_type == "AveragePool" for node in graph.nodes):
+    before = read_model(model)
+    outputs = [value.name for value in before.graph.outputs]
+    if ep == QNN and any(node.op_type == "AveragePool" for node in before.graph.nodes):
         _changed(model, count_padding)
     # QNN gives its partition one output for each time that an output is listed, all with the same name.
     changed = len(set(outputs)) < len(outputs) and _changed(model, partial(_set_outputs, dict.fromkeys(outputs)))
@@ -174,6 +175,7 @@ def compile_with(
                 f" replaced by others, since neither {ep.name} nor the CPU has it for its types ({_operators(model)})"
             )
             advice = f"What is in float16 can stay in float32 (quant.fp16_op_block_list). {ASK_ANALYZE}"
+        advice = next(findings(model, before), advice)
         raise StageError(f"{ep.name} cannot compile this model: {reason}.", advice=advice) from error
     if output.is_file():
         if changed:

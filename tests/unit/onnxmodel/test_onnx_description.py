@@ -272,3 +272,14 @@ def test_effective_addition_of_zero_is_warned_about_for_qnn(tmp_path, after, dty
 def test_harmless_addition_of_zero_is_not_warned_about(tmp_path, given):
     path = model(tmp_path, **given)
     assert told(path) == told(with_numbers_as_bytes(path)) == []
+
+
+def test_normalization_in_training_mode_is_named(tmp_path):
+    text = """<ir_version: 10, opset_import: ["": 15]> g (float[2, 3] x) => (float[2, 3] y)
+        <float[3] a = {1.0, 1.0, 1.0}, float[3] b = {0.0, 0.0, 0.0}> {
+        [bn] y, m, v = BatchNormalization <training_mode = MODE> (x, a, b, b, a) }"""
+    for mode, count in (("1", 1), ("0", 0)):
+        onnx.save(onnx.parser.parse_model(text.replace("MODE", mode)), tmp_path / "model.onnx")
+        found = told(tmp_path / "model.onnx")
+        assert len(found) == count
+        assert all("bn" in each and "model.eval()" in each for each in found)

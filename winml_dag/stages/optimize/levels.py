@@ -45,6 +45,7 @@ _INLINE_BELOW_BYTES = 1024
 # Of earlier opsets, onnxruntime has only operators that have not changed since.
 _FIRST_OPSET = 7
 _UNKNOWN_OPERATOR = re.compile("is not a registered function/op|No opset import for domain")
+_NO_LOCALE = re.compile("Failed to construct locale with name:([^:]+)")
 
 IN_HALF_PRECISION = "it computes in float16, which onnxruntime would surround with casts to float32"
 
@@ -209,6 +210,9 @@ def _cannot(source: Path, error: Exception) -> StageError:
                 "Builds run onnxruntime without libraries of further operators, such as onnxruntime-extensions. Cut"
                 " these nodes, often pre- or postprocessing, from the model."
             )
+        elif found := _NO_LOCALE.search(reason):
+            reason = f"this machine does not have the locale {found[1]!r} of its StringNormalizer"
+            advice = "Install it, such as with a language pack, or cut that node from the model."
         return StageError(f"onnxruntime cannot load the model: {reason}.", advice=advice)
     return StageError(
         f"onnxruntime cannot optimize the model: {reason}.",
