@@ -19,8 +19,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="needs named pipes and links"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    # Of the module: a scheduler and three workers that wait take a tenth of a processor.
     pytest.importorskip("distributed")
     folder = tmp_path_factory.mktemp("cluster")
     (folder / "hook").mkdir()

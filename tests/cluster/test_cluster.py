@@ -28,7 +28,7 @@ SWEEP = {"base": "base.yaml", "matrix": {"model": ["one.onnx", "two.onnx"]}}
 FEW = ("--no-validate", "--no-analyze")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def models(lab: Lab) -> Lab:
     for seed, name in enumerate(("one", "two", "three", "four", "five", "six")):
         perceptron(lab.folder / f"{name}.onnx", seed=seed)
