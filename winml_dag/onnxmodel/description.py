@@ -243,6 +243,8 @@ def _undeclared_domains(model: Model, nodes: Sequence[Node]) -> Iterator[str]:
 def _unmade_outputs(graph: Graph) -> Iterator[str]:
     made = {name for node in graph.nodes for name in node.outputs}
     made |= {tensor.name for tensor in graph.initializers} | {value.name for value in graph.inputs}
+    if not graph.outputs:
+        yield "It has no outputs."
     if names := [value.name for value in graph.outputs if value.name not in made]:
         yield f"No node makes {few(names, _MOST_NAMES)}, which it lists as output: it was cut wrongly."
 

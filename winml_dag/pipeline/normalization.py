@@ -166,7 +166,13 @@ class _Sizes:
         )
 
     def refuse_open(self, fixed_for: str) -> None:
-        """Raise UsageError for the first dimension that is still open, with advice on what to give."""
+        """Raise UsageError for the first dimension that is 0 or still open, with advice on what to give."""
+        if empty := next(((name, shape) for name, shape in self.shapes() if 0 in shape), None):
+            raise UsageError(
+                f"{fixed_for} takes no tensor without elements, and input {empty[0]!r} has the shape"
+                f" {_listed(empty[1])}.",
+                advice="Export the model with other sizes.",
+            )
         left = [(name, axis, dim) for name, shape in self.shapes() for axis, dim in enumerate(shape) if _is_open(dim)]
         if not left:
             return

@@ -59,9 +59,13 @@ _TOOK_NOTHING = "Unable to compile any nodes"
 # Softsign in opset 18.
 _REPLACED = "Encountered an invalid node while compiling"
 
-# Its message for a node that the provider took with channels first and refuses with channels last, as QNN 2.51 does
-# with a dilated Conv over three axes.
-_GIVEN_BACK = re.compile(r"Node '(?P<node>.*?)(?:_token_\d+)?' OpType:(?P<op>\w+) .* was inserted using the \w+ format")
+# QNN's code for all that it finds no way to compile, such as a product of the converted uint8 or bool input with
+# weights per channel in w8a16.
+_NO_MEMORY = "QNN_COMMON_ERROR_MEM_ALLOC"
+
+# onnxruntime's message for a node that the provider took with channels first and refuses with channels last, as QNN 2.51
+# does with a dilated Conv over three axes.
+_GIVEN_BACK = re.compile(r"Node '(?P<node>.*?)(?:_token_\d+)?' OpType:(?P<op>\w+) .* was inserted using the \w+ ")
 
 _used = False
 
@@ -175,6 +179,8 @@ def compile_with(
                 f" replaced by others, since neither {ep.name} nor the CPU has it for its types ({_operators(model)})"
             )
             advice = f"What is in float16 can stay in float32 (quant.fp16_op_block_list). {ASK_ANALYZE}"
+        elif _NO_MEMORY in reason:
+            advice = f"Memory is rarely what is missing: try another precision, or quant.per_channel: false. {SEE_LOG}"
         advice = next(findings(model, before), advice)
         raise StageError(f"{ep.name} cannot compile this model: {reason}.", advice=advice) from error
     if output.is_file():

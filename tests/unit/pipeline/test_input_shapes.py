@@ -82,6 +82,7 @@ def test_name_shared_with_other_dimension_is_not_a_batch() -> None:
     ("inputs", "given", "said"),
     [
         (NCHW, asked(), "'h' of input 'x' (axis 2 of [N, 3, h, w]) is open, and 1 more"),
+        (specs(x=(0, 8)), asked(), "no tensor without elements, and input 'x' has the shape [0, 8]"),
         (specs(x=(1, "?")), asked(), "without a name of input 'x' (axis 1 of [1, ?]) is open"),
         (specs(x=("...",)), asked(), "input 'x' has no shape"),
         (NCHW, asked(sizes={"hh": 8, "w": 9}), "no dimension of the model's inputs is called 'hh'; did you mean 'h'?"),

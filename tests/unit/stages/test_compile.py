@@ -173,6 +173,24 @@ def test_operator_refused_in_other_layout_is_named(tmp_path):
     assert '{"op_type": {"LRN": "cpu"}}' in outcome.advice
 
 
+def test_model_without_outputs_is_named(models, tmp_path):
+    model = onnx.load(models.w8a8)
+    del model.graph.output[:]
+    assert compiled(tmp_path, model).advice == "It has no outputs."
+
+
+def test_product_of_converted_bytes_fails_with_advice_that_helps(tmp_path):
+    text = """g (uint8[1, 8] x) => (float[1, 8] y)
+            <float s = {0.02}, uint16 z = {0}, float[8] t = TTT, uint8[8] n = NNN> {
+        f = Cast <to = 1> (x) q = QuantizeLinear(f, s, z) d = DequantizeLinear(q, s, z)
+        v = DequantizeLinear <axis = 1> (w, t, n) a = MatMul(d, v)
+        r = QuantizeLinear(a, s, z) y = DequantizeLinear(r, s, z) }"""
+    text = text.replace("TTT", f"{{{', '.join(['0.02'] * 8)}}}").replace("NNN", f"{{{', '.join(['128'] * 8)}}}")
+    weights = np.random.default_rng(0).integers(0, 256, (8, 8)).astype(np.uint8)
+    outcome = compiled(tmp_path, graph(text, 21, w=weights))
+    assert "quant.per_channel: false" in outcome.advice
+
+
 @pytest.mark.parametrize("compiler", ["ort", "ort_session"])
 def test_if_branch_weights_are_compiled_wherever_stored(tmp_path, compiler):
     random = np.random.default_rng(0)

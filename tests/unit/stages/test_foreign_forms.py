@@ -410,6 +410,12 @@ def test_opset_9_is_refused_for_static_but_not_dynamic(tmp_path: Path) -> None:
     assert sqnr(model, quantize(tmp_path, model, "dynamic")) > 25
 
 
+@pytest.mark.parametrize("rules", ["qnn", "onnxruntime"])
+def test_model_that_only_pools_is_quantized(tmp_path: Path, rules: str) -> None:
+    text = "g (float[1, 2, 8, 8] x) => (float[1, 2, 7, 7] y) { y = MaxPool <kernel_shape = [2, 2]> (x) }"
+    assert static(tmp_path, graph(text), "w8a16", rules).op_types().count("QuantizeLinear") == 2
+
+
 @pytest.mark.parametrize("between", ["Relu", "MaxPool <kernel_shape = [1, 1]>", "Transpose <perm = [0, 1, 3, 2]>"])
 def test_excluding_nodes_between_quantized_nodes_is_reported(tmp_path: Path, between: str) -> None:
     text = f"g (float[1, 1, 8, 8] x) => (float[1, 1, 8, 8] y) {{ m = Conv (x, w) r = {between} (m) y = Conv (r, w) }}"

@@ -187,8 +187,9 @@ def test_unoptimizable_model_is_refused(tmp_path: Path, text: str, imports: str,
             r"cannot run the model: Could not find an implementation for Erf",
             "skip_optimize",
         ),
+        ("agraph (bfloat16[2, 2] x) => (bfloat16[2, 2] y) { y = MatMul(x, x) }", "for MatMul", "in float32"),
     ],
-    ids=["names", "no kernel"],
+    ids=["names", "no kernel", "bfloat16"],
 )
 def test_skip_optimize_is_suggested_only_where_it_helps(tmp_path: Path, text: str, message: str, advice: str) -> None:
     model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 21]> {text}')

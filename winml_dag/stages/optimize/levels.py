@@ -196,7 +196,10 @@ def _cannot(source: Path, error: Exception) -> StageError:
     reason = explanation(error)
     if isinstance(error, NotImplemented):
         advice = "For a target that runs this operator, set skip_optimize (--no-optimize)."
-        if 0 < inspect_model(source).opsets.get("", 0) < _FIRST_OPSET:
+        summary = inspect_model(source)
+        if "bfloat16" in {*summary.tensor_bytes, *(spec.dtype for spec in summary.inputs)}:
+            advice = "Export it in float32: onnxruntime's CPU provider has hardly an operator in bfloat16."
+        elif 0 < summary.opsets.get("", 0) < _FIRST_OPSET:
             advice = f"Export it in opset 17 or later: onnxruntime runs models from opset {_FIRST_OPSET} on."
         return StageError(
             f"onnxruntime's CPU provider, which optimizes models, cannot run the model: {reason}.", advice=advice

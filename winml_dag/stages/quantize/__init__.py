@@ -80,7 +80,7 @@ class QuantizeConfig:
 
 QUANTIZE = Stage(
     name="quantize",
-    version=9,
+    version=10,
     work="winml_dag.stages.quantize.modes:run",
     config="winml_dag.stages.quantize:QuantizeConfig",
     inputs={

@@ -58,10 +58,14 @@ def by_default(graph: GraphProto, fields: QuantizeFields, op_types: tuple[str, .
     """
     if fields.op_types_to_quantize or op_types is None:
         return fields
-    computing = {name for name in op_types if not issubclass(QDQRegistry.get(name, QDQOperatorBase), _HANDING_ON)}
-    if not any(node.op_type in computing for node in compute_nodes(graph)):
+    if hands_on([node.op_type for node in compute_nodes(graph) if node.op_type in op_types]):
         return fields
     return replace(fields, op_types_to_quantize=op_types)
+
+
+def hands_on(op_types: Iterable[str]) -> bool:
+    """Return whether all operators of *op_types* pass on their input, moved or pooled."""
+    return all(issubclass(QDQRegistry.get(name, QDQOperatorBase), _HANDING_ON) for name in op_types)
 
 
 def nothing_left(sentence: str, fields: QuantizeFields) -> StageError:

@@ -40,7 +40,7 @@ from winml_dag.stages.quantize.mixed import (
     whole_tensors,
 )
 from winml_dag.stages.quantize.outliers import divide_in_place_of_reciprocals, tame_outliers
-from winml_dag.stages.quantize.selection import by_default, identity, nothing_left, override_types, select
+from winml_dag.stages.quantize.selection import by_default, hands_on, identity, nothing_left, override_types, select
 from winml_dag.stages.ranges import Ranges
 
 _Bounds: TypeAlias = Mapping[str, tuple[float, float]]
@@ -98,6 +98,9 @@ def _qnn_settings(
         nodes_to_exclude=excluded,
     )
     settings.extra_options["MinimumRealRange"] = _LEAST_RANGE
+    # Such operators become integers only behind others that are, of which a model of nothing else has none.
+    only_passes_on = hands_on(node.op_type for node in compute_nodes(graph) if node.name not in excluded)
+    settings.extra_options["ForceQuantizeNoInputCheck"] = only_passes_on
     return settings
 
 
