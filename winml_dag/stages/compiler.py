@@ -63,7 +63,7 @@ _REPLACED = "Encountered an invalid node while compiling"
 # weights per channel in w8a16.
 _NO_MEMORY = "QNN_COMMON_ERROR_MEM_ALLOC"
 
-# onnxruntime's message for a node that the provider took with channels first and refuses with channels last, as QNN 2.51
+# onnxruntime's message for a node that the provider took with channels first and refuses with channels last, as QNN
 # does with a dilated Conv over three axes.
 _GIVEN_BACK = re.compile(r"Node '(?P<node>.*?)(?:_token_\d+)?' OpType:(?P<op>\w+) .* was inserted using the \w+ ")
 
