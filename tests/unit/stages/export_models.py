@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from late import Late
+
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Workspace
 from winml_dag.stages.export import (
@@ -21,8 +23,9 @@ from winml_dag.stages.export import (
     LoaderFields,
     RandomWeights,
     SignatureConfig,
-    conversion,
 )
+
+conversion = Late("winml_dag.stages.export.conversion")
 
 _LAYERS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 _TEXT = {"vocab_size": 100, "max_position_embeddings": 40}

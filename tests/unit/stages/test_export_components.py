@@ -8,15 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from export_models import Bench, made
-from transformers import (
-    AutoConfig,
-    PreTrainedModel,
-    T5ForConditionalGeneration,
-    VisionEncoderDecoderModel,
-    WhisperForConditionalGeneration,
-)
+from late import Late
 
 from winml_dag.errors import RecipeError, StageError
 from winml_dag.onnxmodel.feeds import model_inputs
@@ -26,17 +19,19 @@ from winml_dag.stages.export import (
     ExportFields,
     InputTensor,
     LoaderFields,
-    conversion,
     export_stage,
 )
 from winml_dag.stages.export.architectures import chosen_components, component_named, composite_of
-from winml_dag.stages.export.configuration import configuration
-from winml_dag.stages.export.exporter import DYNAMO, TORCHSCRIPT, exporter_of
-from winml_dag.stages.export.loading import LoadedModel, load_pytorch_model
-from winml_dag.stages.export.subject import DecoderModule, cache_shape, component_module, component_subject
+
+torch = Late("torch")
+transformers = Late("transformers")
+configuration = Late("winml_dag.stages.export.configuration")
+conversion = Late("winml_dag.stages.export.conversion")
+exporter = Late("winml_dag.stages.export.exporter")
+loading = Late("winml_dag.stages.export.loading")
+subject = Late("winml_dag.stages.export.subject")
 
 _CACHE = 12
-_SOURCE = {"input_ids": torch.arange(3, 12)[None], "attention_mask": torch.ones(1, 9, dtype=torch.int64)}
 
 
 @pytest.mark.parametrize(
@@ -65,25 +60,26 @@ def test_unknown_component_is_refused_with_available_ones() -> None:
         component_named("bert", "decoder")
 
 
-def t5() -> tuple[PreTrainedModel, Mapping[str, Any]]:
+def t5() -> tuple[transformers.PreTrainedModel, Mapping[str, Any]]:
     sizes = {"vocab_size": 50, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
-    return T5ForConditionalGeneration(AutoConfig.for_model("t5", **sizes)), _SOURCE
+    source = {"input_ids": torch.arange(3, 12)[None], "attention_mask": torch.ones(1, 9, dtype=torch.int64)}
+    return transformers.T5ForConditionalGeneration(transformers.AutoConfig.for_model("t5", **sizes)), source
 
 
-def whisper() -> tuple[PreTrainedModel, Mapping[str, Any]]:
+def whisper() -> tuple[transformers.PreTrainedModel, Mapping[str, Any]]:
     sizes = {"vocab_size": 50, "d_model": 16, "encoder_layers": 1, "decoder_layers": 2, "num_mel_bins": 8}
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_source_positions": 10}
     tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 3}
-    config = AutoConfig.for_model("whisper", **sizes, **heads, **tokens)
-    return WhisperForConditionalGeneration(config), {"input_features": torch.rand(1, 8, 20)}
+    config = transformers.AutoConfig.for_model("whisper", **sizes, **heads, **tokens)
+    return transformers.WhisperForConditionalGeneration(config), {"input_features": torch.rand(1, 8, 20)}
 
 
-def trocr() -> tuple[PreTrainedModel, Mapping[str, Any]]:
+def trocr() -> tuple[transformers.PreTrainedModel, Mapping[str, Any]]:
     encoder = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     decoder = {"vocab_size": 50, "d_model": 16, "decoder_layers": 2, "decoder_attention_heads": 2}
     picture = {"image_size": 16, "patch_size": 8}
-    config = configuration("vision-encoder-decoder", {"encoder": {**encoder, **picture}, "decoder": decoder})
-    return VisionEncoderDecoderModel(config), {"pixel_values": torch.rand(1, 3, 16, 16)}
+    config = configuration.configuration("vision-encoder-decoder", {"encoder": encoder | picture, "decoder": decoder})
+    return transformers.VisionEncoderDecoderModel(config), {"pixel_values": torch.rand(1, 3, 16, 16)}
 
 
 def test_decoder_with_cache_defaults_to_torchscript() -> None:
@@ -91,9 +87,9 @@ def test_decoder_with_cache_defaults_to_torchscript() -> None:
     parent, _ = trocr()
     composite = composite_of("vision_encoder_decoder")
     assert composite is not None
-    decoder = component_subject(LoadedModel(parent, frozenset()), composite.components[1], None)
-    assert exporter_of(ExportFields(), decoder) == TORCHSCRIPT
-    assert exporter_of(ExportFields(dynamo=True), decoder) == DYNAMO
+    decoder = subject.component_subject(loading.LoadedModel(parent, frozenset()), composite.components[1], None)
+    assert exporter.exporter_of(ExportFields(), decoder) == "torchscript"
+    assert exporter.exporter_of(ExportFields(dynamo=True), decoder) == "dynamo"
 
 
 @pytest.mark.parametrize(
@@ -107,10 +103,10 @@ def test_cached_decoding_equals_full_decoding(model_type: str, make: Any) -> Non
     parent.eval()
     composite = composite_of(model_type)
     assert composite is not None
-    encoder, decoder = (component_module(parent, each) for each in composite.components)
-    assert isinstance(decoder, DecoderModule)
+    encoder, decoder = (subject.component_module(parent, each) for each in composite.components)
+    assert isinstance(decoder, subject.DecoderModule)
     tokens = torch.arange(4, 9)[None]
-    heads, size = cache_shape(decoder.config)
+    heads, size = subject.cache_shape(decoder.config)
     # Cache contents after the existing tokens must not matter.
     cache = {name: torch.rand(1, heads, _CACHE, size) for name in decoder.input_names if name.startswith("past_")}
     with torch.no_grad():
@@ -170,12 +166,12 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, list[
     """The outputs of one run, its metrics, and what it loaded."""
     loaded: list[LoaderFields] = []
 
-    def load(loader: LoaderFields, *arguments: Any) -> LoadedModel:
+    def load(loader: LoaderFields, *arguments: Any) -> loading.LoadedModel:
         loaded.append(loader)
-        return load_pytorch_model(loader, *arguments)
+        return loading.load_pytorch_model(loader, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conversion, "load_pytorch_model", load)
+        patch.setattr("winml_dag.stages.export.conversion.load_pytorch_model", load)
         bench = Bench(tmp_path_factory.mktemp("composite"))
         return *bench.run(conversion.run_components, config(), SLOTS), loaded
 

@@ -14,17 +14,19 @@ import pytest
 from export_models import IDS, made, names, picture, random_model, signature
 from hypothesis import given
 from hypothesis import strategies as st
+from late import Late
 
 from winml_dag.errors import StageError
 from winml_dag.stages.export import ExportFields, InputTensor, LoaderFields
 from winml_dag.stages.export.architectures import ARCHITECTURES
-from winml_dag.stages.export.comparison import agreement, output_shape, sizes_by_run
-from winml_dag.stages.export.configuration import configuration, transformers_name
 from winml_dag.stages.export.detect import _TASK_BY_HEAD, TASKS, model_type_of, task_of
-from winml_dag.stages.export.fitting import fitted, follow_tensors
 from winml_dag.stages.export.inputs import ModelInput, Shape, model_inputs, sized
-from winml_dag.stages.export.loading import load_pytorch_model
-from winml_dag.stages.export.subject import choose_outputs, chosen_subject
+
+comparison = Late("winml_dag.stages.export.comparison")
+configuration = Late("winml_dag.stages.export.configuration")
+fitting = Late("winml_dag.stages.export.fitting")
+loading = Late("winml_dag.stages.export.loading")
+subject = Late("winml_dag.stages.export.subject")
 
 BY_CLASS = {
     "BertForSequenceClassification": "text-classification",
@@ -95,8 +97,8 @@ _TRANSLATOR |= {"decoder_attention_heads": 2, "encoder_attention_heads": 2, "max
 
 
 def followed(model_type: str, tensors: tuple[InputTensor, ...], **overrides: Any) -> Any:
-    config = configuration(model_type, overrides)
-    follow_tensors(config, overrides, tensors)
+    config = configuration.configuration(model_type, overrides)
+    fitting.follow_tensors(config, overrides, tensors)
     return config
 
 
@@ -120,9 +122,10 @@ def test_decoder_layers_and_heads_follow_cache() -> None:
 
 def prepared(loader: LoaderFields, fields: ExportFields) -> tuple[Mapping[str, Shape], ExportFields]:
     """Return the shapes of the inputs that an export has, by name, and its fields."""
-    subject = chosen_subject(load_pytorch_model(loader, None, None, fields.input_tensors), loader, None)
-    fields = fitted(fields, subject, loader.random_weights)
-    return {each.name: each.shape for each in model_inputs(subject, fields)}, fields
+    model = loading.load_pytorch_model(loader, None, None, fields.input_tensors)
+    exported = subject.chosen_subject(model, loader, None)
+    fields = fitting.fitted(fields, exported, loader.random_weights)
+    return {each.name: each.shape for each in model_inputs(exported, fields)}, fields
 
 
 def test_tensors_follow_a_smaller_model() -> None:
@@ -170,9 +173,9 @@ def test_catalog_row_suffices_for_composite_architecture(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("spelling", ["xlm-roberta", "xlm_roberta"])
 def test_architecture_name_spelling_is_normalized(spelling: str) -> None:
-    assert transformers_name(spelling) == "xlm-roberta"
-    assert transformers_name("wav2vec2-emotion-regression") == "wav2vec2"
-    assert transformers_name("no-such-thing") is None
+    assert configuration.transformers_name(spelling) == "xlm-roberta"
+    assert configuration.transformers_name("wav2vec2-emotion-regression") == "wav2vec2"
+    assert configuration.transformers_name("no-such-thing") is None
 
 
 def _input(*shape: int | str, sizes: tuple[int, ...]) -> ModelInput:
@@ -184,7 +187,7 @@ TEXT = _input("batch", "sequence", sizes=(1, 128))
 
 @given(st.lists(st.sampled_from(["batch", "a", "b", "c", 3]), min_size=1, max_size=4), st.integers(1, 300))
 def test_every_axis_is_tried_at_several_sizes(shape: list[int | str], size: int) -> None:
-    runs = sizes_by_run([_input(*shape, sizes=(size,) * len(shape))])
+    runs = comparison.sizes_by_run([_input(*shape, sizes=(size,) * len(shape))])
     for axis in {each for each in shape if isinstance(each, str)}:
         assert len({run[axis] for run in runs}) > 1
         assert all(run[axis] >= 1 for run in runs)
@@ -192,32 +195,32 @@ def test_every_axis_is_tried_at_several_sizes(shape: list[int | str], size: int)
 
 def test_sizes_are_chosen_for_named_axes_only() -> None:
     """The first is not 1, which exporters take for a constant."""
-    assert sizes_by_run([_input(1, 3, sizes=(1, 3))]) == ({}, {})
-    assert sizes_by_run([TEXT])[0] == {"batch": 2, "sequence": 128}
+    assert comparison.sizes_by_run([_input(1, 3, sizes=(1, 3))]) == ({}, {})
+    assert comparison.sizes_by_run([TEXT])[0] == {"batch": 2, "sequence": 128}
 
 
 def test_output_axes_take_matching_or_own_names() -> None:
-    sizes = sizes_by_run([TEXT])
+    sizes = comparison.sizes_by_run([TEXT])
     states = [(run["batch"], run["sequence"], 32) for run in sizes]
-    assert output_shape("last_hidden_state", states, sizes, {}) == ("batch", "sequence", 32)
+    assert comparison.output_shape("last_hidden_state", states, sizes, {}) == ("batch", "sequence", 32)
     quarters = [(run["sequence"] // 4,) for run in sizes]
-    assert output_shape("pooled", quarters, sizes, {}) == ("pooled_axis_0",)
-    assert output_shape("pooled", quarters, sizes, {"pooled": {"0": "quarter"}}) == ("quarter",)
+    assert comparison.output_shape("pooled", quarters, sizes, {}) == ("pooled_axis_0",)
+    assert comparison.output_shape("pooled", quarters, sizes, {"pooled": {"0": "quarter"}}) == ("quarter",)
 
 
 RIGHT = np.linspace(-2, 3, 50, dtype=np.float32)
 
 
 def test_small_rounding_and_few_larger_differences_agree() -> None:
-    difference, cosine = agreement([{"logits": RIGHT}], [{"logits": RIGHT + np.float32(1e-5)}])
+    difference, cosine = comparison.agreement([{"logits": RIGHT}], [{"logits": RIGHT + np.float32(1e-5)}])
     assert difference == pytest.approx(1e-5, rel=0.1)
     assert cosine > 0.9999
     many = np.tile(RIGHT, 1000)
     few = many.copy()
     few[:3] += np.float32(8e-3)
-    agreement([{"logits": many}], [{"logits": few}])
+    comparison.agreement([{"logits": many}], [{"logits": few}])
     with pytest.raises(StageError, match="differs from PyTorch"):
-        agreement([{"logits": many}], [{"logits": many + np.float32(8e-3)}])
+        comparison.agreement([{"logits": many}], [{"logits": many + np.float32(8e-3)}])
 
 
 NAN = np.full_like(RIGHT, np.nan)
@@ -234,7 +237,7 @@ NAN = np.full_like(RIGHT, np.nan)
 )
 def test_wrong_output_in_any_run_is_refused(expected: np.ndarray, found: np.ndarray, words: str) -> None:
     with pytest.raises(StageError, match=words):
-        agreement([{"logits": RIGHT}, {"logits": expected}], [{"logits": RIGHT}, {"logits": found}])
+        comparison.agreement([{"logits": RIGHT}, {"logits": expected}], [{"logits": RIGHT}, {"logits": found}])
 
 
 SIZES = st.integers(2, 5000)
@@ -267,7 +270,7 @@ PRODUCED = ("last_hidden_state", "pooler_output")
     ids=["the usual ones that the model has", "by name in the recipe's order", "names of the recipe's own in order"],
 )
 def test_requested_outputs_are_selected(asked: tuple[str, ...], usual: tuple[str, ...], chosen: dict[str, str]) -> None:
-    found = choose_outputs(PRODUCED, asked, usual)
+    found = subject.choose_outputs(PRODUCED, asked, usual)
     assert list(found.items()) == list(chosen.items())
 
 
@@ -282,4 +285,4 @@ def test_requested_outputs_are_selected(asked: tuple[str, ...], usual: tuple[str
 )
 def test_ambiguous_or_unknown_outputs_are_refused(asked: tuple[str, ...], words: str) -> None:
     with pytest.raises(StageError, match=words):
-        choose_outputs(PRODUCED, asked, ("logits",))
+        subject.choose_outputs(PRODUCED, asked, ("logits",))

@@ -15,25 +15,16 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-import torch
 from export_models import SMALL, Bench, made, random_model, signature
-from transformers import (
-    BartConfig,
-    BartForSequenceClassification,
-    BertConfig,
-    BertForSequenceClassification,
-    BertModel,
-    CLIPConfig,
-    CLIPModel,
-    ResNetConfig,
-    ViTConfig,
-    ViTForImageClassification,
-)
+from late import Late
 
 from winml_dag.errors import StageError
 from winml_dag.stages.export import ExportFields, InputTensor, LoaderFields
-from winml_dag.stages.export.loading import load_pytorch_model
-from winml_dag.stages.export.subject import SentenceEndClassifier
+
+torch = Late("torch")
+transformers = Late("transformers")
+loading = Late("winml_dag.stages.export.loading")
+subject = Late("winml_dag.stages.export.subject")
 
 FEATURES = "feature-extraction"
 CLASSIFIER = LoaderFields("text-classification")
@@ -48,7 +39,8 @@ def bench(tmp_path: Path) -> Bench:
 def classifier_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(1)
     folder = tmp_path_factory.mktemp("model")
-    BertForSequenceClassification(BertConfig(**SMALL["bert"], num_labels=3)).save_pretrained(folder)
+    config = transformers.BertConfig(**SMALL["bert"], num_labels=3)
+    transformers.BertForSequenceClassification(config).save_pretrained(folder)
     return folder
 
 
@@ -74,20 +66,20 @@ def test_saved_model_matches_pytorch_without_network(
     ids = np.arange(40, dtype=np.int32)[None]
     feed = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
     (found,) = onnxruntime.InferenceSession(exported.model).run(None, feed)
-    model = BertForSequenceClassification.from_pretrained(folder).eval()
+    model = transformers.BertForSequenceClassification.from_pretrained(folder).eval()
     with torch.no_grad():
         wanted = model(**{name: torch.from_numpy(array) for name, array in feed.items()}).logits
     np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-4, atol=1e-6)
 
 
 def test_checkpoints_load_as_float32_without_unpickling(folder: Path) -> None:
-    model = BertForSequenceClassification.from_pretrained(folder).half()
+    model = transformers.BertForSequenceClassification.from_pretrained(folder).half()
     model.save_pretrained(folder)
-    assert {each.dtype for each in load_pytorch_model(CLASSIFIER, folder).model.parameters()} == {torch.float32}
+    assert {each.dtype for each in loading.load_pytorch_model(CLASSIFIER, folder).model.parameters()} == {torch.float32}
     state = model.state_dict()
     (folder / "model.safetensors").unlink()
     torch.save(state, folder / "pytorch_model.bin")
-    found = load_pytorch_model(CLASSIFIER, folder)
+    found = loading.load_pytorch_model(CLASSIFIER, folder)
     assert not found.missing
     assert all(torch.equal(tensor, state[name]) for name, tensor in found.model.state_dict().items())
 
@@ -131,7 +123,7 @@ def test_incomplete_or_unsafe_folder_is_refused(
     monkeypatch.chdir(folder.parent)
     damage(folder)
     with pytest.raises(StageError, match=words):
-        load_pytorch_model(CLASSIFIER, folder)
+        loading.load_pytorch_model(CLASSIFIER, folder)
     assert not Path("ran").exists()
 
 
@@ -139,7 +131,8 @@ def test_missing_weights_that_reach_an_output_are_refused(bench: Bench, folder: 
     with pytest.raises(StageError, match=r"no weights for cls\.predictions"):
         bench.export(LoaderFields("fill-mask"), folder=folder)
     pooled = ExportFields(output_tensors=("pooler_output",))
-    BertModel(BertConfig(**SMALL["bert"]), add_pooling_layer=False).save_pretrained(tmp_path / "no pooler")
+    bert = transformers.BertModel(transformers.BertConfig(**SMALL["bert"]), add_pooling_layer=False)
+    bert.save_pretrained(tmp_path / "no pooler")
     assert bench.export(LoaderFields(FEATURES), folder=tmp_path / "no pooler").metrics["cosine"] > 0.9999
     with pytest.raises(StageError, match=r"no weights for pooler\.dense"):
         bench.export(LoaderFields(FEATURES), pooled, tmp_path / "no pooler")
@@ -148,27 +141,28 @@ def test_missing_weights_that_reach_an_output_are_refused(bench: Bench, folder: 
 @pytest.mark.parametrize("model_type", ["bert", "roberta", "distilbert"])
 def test_tied_weights_are_not_reported_missing(tmp_path: Path, model_type: str) -> None:
     """The decoder of a language model is its word table, which is saved once."""
-    load_pytorch_model(random_model(model_type, "fill-mask"), None).model.save_pretrained(tmp_path)
-    assert not load_pytorch_model(LoaderFields("fill-mask"), tmp_path).missing
+    loading.load_pytorch_model(random_model(model_type, "fill-mask"), None).model.save_pretrained(tmp_path)
+    assert not loading.load_pytorch_model(LoaderFields("fill-mask"), tmp_path).missing
 
 
 def test_recipe_that_contradicts_folder_is_refused(folder: Path) -> None:
-    assert load_pytorch_model(replace(CLASSIFIER, model_type="bert"), folder)
+    assert loading.load_pytorch_model(replace(CLASSIFIER, model_type="bert"), folder)
     for loader, words in (
         (replace(CLASSIFIER, model_type="roberta"), r"config\.json says 'bert'"),
         (random_model("bert", "fill-mask"), "both"),
     ):
         with pytest.raises(StageError, match=words):
-            load_pytorch_model(loader, folder)
+            loading.load_pytorch_model(loader, folder)
 
 
 def test_one_tower_of_composite_model_is_loaded(tmp_path: Path) -> None:
     layers = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
     text = {**layers, "vocab_size": 100, "max_position_embeddings": 16}
     vision = {**layers, "image_size": 32, "patch_size": 8}
-    CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)).save_pretrained(tmp_path)
+    config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)
+    transformers.CLIPModel(config).save_pretrained(tmp_path)
     loader = LoaderFields("feature-extraction", "clip_text_model", "CLIPTextModelWithProjection")
-    loaded = load_pytorch_model(loader, tmp_path)
+    loaded = loading.load_pytorch_model(loader, tmp_path)
     assert not loaded.missing
     with torch.no_grad():
         found = loaded.model(torch.arange(16)[None])
@@ -188,14 +182,14 @@ def test_one_tower_of_composite_model_is_loaded(tmp_path: Path) -> None:
 def test_image_size_comes_from_preprocessor(
     tmp_path: Path, preprocessor: dict[str, Any], size: tuple[int, int]
 ) -> None:
-    ResNetConfig(**SMALL["resnet"]).save_pretrained(tmp_path)
+    transformers.ResNetConfig(**SMALL["resnet"]).save_pretrained(tmp_path)
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(preprocessor), encoding="utf-8")
     (pixels,) = signature(LoaderFields("image-classification"), folder=tmp_path)["input_tensors"]
     assert pixels["shape"] == [1, 3, *size]
 
 
 def test_vit_with_wrong_image_size_reports_shapes(bench: Bench, tmp_path: Path) -> None:
-    ViTForImageClassification(ViTConfig(**SMALL["vit"])).save_pretrained(tmp_path / "vit")
+    transformers.ViTForImageClassification(transformers.ViTConfig(**SMALL["vit"])).save_pretrained(tmp_path / "vit")
     (tmp_path / "vit/preprocessor_config.json").write_text('{"size": 64}', encoding="utf-8")
     with pytest.raises(StageError, match=r"pixel_values torch.float32 \[1, 3, 64, 64\]"):
         bench.export(LoaderFields("image-classification"), folder=tmp_path / "vit")
@@ -265,20 +259,20 @@ def test_custom_code_runs_only_if_trusted_and_local(bench: Bench, tmp_path: Path
 )
 def test_invalid_architecture_is_refused(loader: LoaderFields, words: str) -> None:
     with pytest.raises(StageError, match=words):
-        load_pytorch_model(loader, None)
+        loading.load_pytorch_model(loader, None)
 
 
 @pytest.mark.parametrize("model_class", ["BertForMaskedLM", "AutoModelForMaskedLM"])
 def test_model_class_can_be_chosen(model_class: str) -> None:
     loader = replace(random_model("bert", "feature-extraction"), model_class=model_class)
-    assert type(load_pytorch_model(loader, None).model).__name__ == "BertForMaskedLM"
+    assert type(loading.load_pytorch_model(loader, None).model).__name__ == "BertForMaskedLM"
 
 
 @pytest.mark.parametrize("model_type", SMALL)
 def test_random_weights_are_seeded_and_not_all_zero(model_type: str) -> None:
     task = "image-feature-extraction" if model_type in ("resnet", "vit", "convnext") else FEATURES
     first, again, other = (
-        load_pytorch_model(random_model(model_type, task, seed), None).model.state_dict() for seed in (1, 1, 2)
+        loading.load_pytorch_model(random_model(model_type, task, seed), None).model.state_dict() for seed in (1, 1, 2)
     )
     assert [name for name, tensor in first.items() if tensor.is_floating_point() and not tensor.any()] == []
     assert all(torch.equal(tensor, again[name]) for name, tensor in first.items())
@@ -307,7 +301,7 @@ def script(folder: Path, text: str = SCRIPT) -> Path:
 
 
 def by_script(folder: Path, name: str | None = None) -> Any:
-    return load_pytorch_model(LoaderFields(FEATURES, model_class=name), None, folder).model
+    return loading.load_pytorch_model(LoaderFields(FEATURES, model_class=name), None, folder).model
 
 
 def test_script_class_or_function_makes_model_with_same_weights(tmp_path: Path) -> None:
@@ -351,9 +345,9 @@ def test_sentence_end_classifier_matches_transformers() -> None:
     sizes = {"vocab_size": 50, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 32}
     heads = {"decoder_ffn_dim": 32, "encoder_attention_heads": 2, "decoder_attention_heads": 2, "eos_token_id": 2}
     torch.manual_seed(0)
-    model = BartForSequenceClassification(BartConfig(**sizes, **heads)).eval()
+    model = transformers.BartForSequenceClassification(transformers.BartConfig(**sizes, **heads)).eval()
     ids = torch.tensor([[5, 2, 6, 7, 2, 8], [9, 10, 2, 11, 12, 2]])
     mask = torch.ones_like(ids)
     with torch.no_grad():
         wanted = model(ids, attention_mask=mask).logits
-        torch.testing.assert_close(SentenceEndClassifier(model)(ids, mask)["logits"], wanted)
+        torch.testing.assert_close(subject.SentenceEndClassifier(model)(ids, mask)["logits"], wanted)

@@ -11,17 +11,19 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-import torch
 from export_models import SMALL, Bench, made, random_model
-from transformers import AutoModelForSequenceClassification, BertConfig
+from late import Late
 
 from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.feeds import model_inputs
 from winml_dag.pipeline.frozen_recipe import module_recipes
 from winml_dag.stages.export import CaptureConfig, ExportFields, InputTensor, LoaderFields
-from winml_dag.stages.export.loading import load_pytorch_model
-from winml_dag.stages.export.module import module_path, run_capture
+
+torch = Late("torch")
+transformers = Late("transformers")
+loading = Late("winml_dag.stages.export.loading")
+capturing = Late("winml_dag.stages.export.module")
 
 HIDDEN = ExportFields(input_tensors=(InputTensor("hidden_states", shape=(1, 5, 32)),))
 SHAPELESS = ExportFields(input_tensors=(InputTensor("hidden_states"),))
@@ -45,7 +47,7 @@ def bench(tmp_path: Path) -> Bench:
 
 
 def captured(loader: LoaderFields, module_class: str) -> Any:
-    return run_capture(CaptureConfig(loader, ExportFields(), module_class), Workspace({}, {}))
+    return capturing.run_capture(CaptureConfig(loader, ExportFields(), module_class), Workspace({}, {}))
 
 
 def fields_of(module: Mapping[str, Any]) -> ExportFields:
@@ -95,7 +97,7 @@ def test_module_is_exported_with_its_captured_inputs(
 
 def test_modules_of_saved_model_give_the_same_results(bench: Bench, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model = AutoModelForSequenceClassification.from_config(BertConfig(**SMALL["bert"])).eval()
+    model = transformers.AutoModelForSequenceClassification.from_config(transformers.BertConfig(**SMALL["bert"])).eval()
     model.save_pretrained(tmp_path / "model")
     given = torch.randn(1, 5, 32)
     loader = LoaderFields("text-classification", "bert", module_path="bert.encoder.layer.1")
@@ -111,8 +113,8 @@ def test_modules_of_saved_model_give_the_same_results(bench: Bench, tmp_path: Pa
     ("task", "path"), [("feature-extraction", "bert.encoder.layer.1"), ("text-classification", "encoder.layer.1")]
 )
 def test_module_path_is_found_across_classes_of_an_architecture(task: str, path: str) -> None:
-    model = load_pytorch_model(random_model("bert", task), None).model
-    assert type(model.get_submodule(module_path(model, path))).__name__ == "BertLayer"
+    model = loading.load_pytorch_model(random_model("bert", task), None).model
+    assert type(model.get_submodule(capturing.module_path(model, path))).__name__ == "BertLayer"
 
 
 def test_unnamed_inputs_are_passed_by_position(bench: Bench) -> None:

@@ -14,7 +14,6 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-import torch
 from export_models import (
     ARCHITECTURES,
     SMALL,
@@ -28,14 +27,17 @@ from export_models import (
     random_model,
     signature,
 )
+from late import Late
 from onnxruntime.quantization import quantize_dynamic
 from optimize_samples import optimize
 
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.feeds import model_inputs
 from winml_dag.onnxmodel.metadata import tag_of
-from winml_dag.stages.export import ExportFields, InputTensor, LoaderFields, architectures, exporter
-from winml_dag.stages.export.exporter import DYNAMO, TORCHSCRIPT, ExportOptions, check_export, export_onnx
+from winml_dag.stages.export import ExportFields, InputTensor, LoaderFields, architectures
+
+torch = Late("torch")
+exporter = Late("winml_dag.stages.export.exporter")
 
 TEXT_TASKS = {
     "feature-extraction": ["last_hidden_state"],
@@ -240,7 +242,7 @@ def test_bytes_do_not_depend_on_folder_process_or_earlier_work(tmp_path: Path) -
         assert str(tmp_path).encode() not in path.read_bytes()
 
 
-@pytest.mark.parametrize("name", [TORCHSCRIPT, pytest.param(DYNAMO, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["torchscript", pytest.param("dynamo", marks=pytest.mark.slow)])
 def test_export_does_not_change_the_model(tmp_path: Path, name: str) -> None:
     """In train mode, batch normalization would use, and change, other statistics."""
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)).eval()
@@ -248,34 +250,33 @@ def test_export_does_not_change_the_model(tmp_path: Path, name: str) -> None:
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with torch.no_grad():
         before = model(pixels)
-    options = ExportOptions(name, 21, True, ("input",), {"logits": "output_0"}, {})
-    export_onnx(model, (pixels,), options, tmp_path / "model.onnx")
+    options = exporter.ExportOptions(name, 21, True, ("input",), {"logits": "output_0"}, {})
+    exporter.export_onnx(model, (pixels,), options, tmp_path / "model.onnx")
     assert not any(module.training for module in model.modules())
     with torch.no_grad():
         assert torch.equal(model(pixels), before)
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
 
 
-class _Cosh(torch.nn.Module):
-    """The TorchScript exporter does not know this function."""
-
-    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        return torch.cosh(pixels)
-
-
 @pytest.mark.slow
 def test_other_exporter_is_fallback_unless_one_was_chosen(tmp_path: Path) -> None:
+    class Cosh(torch.nn.Module):
+        """The TorchScript exporter does not know this function."""
+
+        def forward(self, pixels: Any) -> Any:
+            return torch.cosh(pixels)
+
     pixels = torch.rand(2, 3)
-    options = ExportOptions(TORCHSCRIPT, 21, True, ("pixels",), {"logits": "output_0"}, {})
+    options = exporter.ExportOptions("torchscript", 21, True, ("pixels",), {"logits": "output_0"}, {})
     with pytest.raises(StageError, match="torchscript exporter cannot export") as failure:
-        export_onnx(_Cosh(), (pixels,), options, tmp_path / "model.onnx")
+        exporter.export_onnx(Cosh(), (pixels,), options, tmp_path / "model.onnx")
     assert "Set export.dynamo to true" in failure.value.advice
-    taken = export_onnx(_Cosh(), (pixels,), options, tmp_path / "model.onnx", any_exporter=True)
-    assert taken == replace(options, exporter=DYNAMO)
+    taken = exporter.export_onnx(Cosh(), (pixels,), options, tmp_path / "model.onnx", any_exporter=True)
+    assert taken == replace(options, exporter="dynamo")
     model = onnx.load(tmp_path / "model.onnx")
     onnx.checker.check_model(model)
     with pytest.raises(StageError, match="wrote opset 21 instead of 99"):  # it takes an opset that it does not know
-        check_export(model, replace(taken, opset_version=99))
+        exporter.check_export(model, replace(taken, opset_version=99))
 
 
 @pytest.mark.parametrize(("model_type", "task"), [("bert", "text-classification"), ("resnet", "image-classification")])
@@ -285,7 +286,7 @@ def test_externalized_weights_change_no_byte(
     """By default, none of these small models has weights that are put aside."""
     loader, fields = random_model(model_type, task), ExportFields(dynamo=False)
     expected = exported_once(loader, fields).model.read_bytes()
-    monkeypatch.setattr(exporter, "LEAST_BYTES", 64)
+    monkeypatch.setattr("winml_dag.stages.export.exporter.LEAST_BYTES", 64)
     assert bench.export(loader, fields).model.read_bytes() == expected
 
 
@@ -300,7 +301,7 @@ def test_large_weights_bypass_the_exporter(tmp_path: Path, monkeypatch: pytest.M
     [found] = [each for each in onnx.load(path).graph.initializer if each.name == name]
     assert torch.equal(torch.from_numpy(onnx.numpy_helper.to_array(found).copy()), model.weight)
 
-    monkeypatch.setattr(exporter, "_LAST_PASS", "no_such_pass")  # as in a torch without it
+    monkeypatch.setattr("winml_dag.stages.export.exporter._LAST_PASS", "no_such_pass")  # as in a torch without it
     with exporter.weights_aside() as aside:
         torch.onnx.export(model, (torch.ones(1, 256),), str(path), dynamo=False)
     assert not aside

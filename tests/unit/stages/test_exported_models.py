@@ -19,7 +19,7 @@ from optimize_samples import assert_same_results, optimize
 from winml_dag.onnxmodel.dataflow import Dataflow
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.stages.analyze.patterns import find_all
-from winml_dag.stages.export import ExportFields, InputTensor, LoaderFields, loading
+from winml_dag.stages.export import ExportFields, InputTensor, LoaderFields
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -75,7 +75,7 @@ def test_exported_patterns_are_found_and_optimized_results_are_equal(
     optimized: Mapping[str, int],
 ) -> None:
     if how == "sdpa":
-        monkeypatch.setattr(loading, "ATTENTION", "sdpa")
+        monkeypatch.setattr("winml_dag.stages.export.loading.ATTENTION", "sdpa")
     tensors = (InputTensor("input_ids"),) if how == "unmasked" else None
     fields = ExportFields(opset, dynamo=how == "dynamo", clean_onnx=True, input_tensors=tensors)
     model = onnx.load(Bench(tmp_path).export(loader, fields).model)

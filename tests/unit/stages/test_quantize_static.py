@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from late import Late
 from onnxruntime.quantization import CalibrationDataReader, QDQQuantizer, get_qdq_config, quantize_static
-from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
 from optimize_samples import graph, outputs
 from quantization_samples import (
     WIDTH,
@@ -29,6 +29,8 @@ from winml_dag.onnxmodel.files import load_model, save_model
 from winml_dag.onnxmodel.metadata import carry_metadata
 from winml_dag.stages.quantize import static
 from winml_dag.stages.quantize.mixed import INTEGER_TYPES, WEIGHT_TYPES
+
+qnn = Late("onnxruntime.quantization.execution_providers.qnn")  # imports PyTorch
 
 PRECISIONS = [("uint8", "uint8"), ("uint8", "uint16"), ("int16", "uint8"), ("int16", "uint16"), ("int8", "int8")]
 W8A8 = {"weight_type": "uint8", "activation_type": "uint8"}
@@ -52,7 +54,7 @@ class Reader(CalibrationDataReader):
 def directly(folder: Path, model: onnx.ModelProto, data, rules: str, weight_type: str, activation_type: str) -> bytes:
     """Return onnxruntime's result when it calibrates and quantizes *model* in one call."""
     source = put(folder / "direct", model) / "model.onnx"
-    choose = get_qnn_qdq_config if rules == "qnn" else get_qdq_config
+    choose = qnn.get_qnn_qdq_config if rules == "qnn" else get_qdq_config
     config = choose(
         source, None, weight_type=INTEGER_TYPES[weight_type], activation_type=INTEGER_TYPES[activation_type]
     )
