@@ -32,7 +32,7 @@ from winml_dag.errors import UsageError
 from winml_dag.pipeline import remoteconfig
 from winml_dag.pipeline.quantization import precision_for, with_precision, with_types
 from winml_dag.recipe import precision
-from winml_dag.recipe.capabilities import CATALOG
+from winml_dag.recipe.capabilities import BUILT_IN
 from winml_dag.recipe.schema import Quant
 from winml_dag.stages.builtin import LINE
 from winml_dag.stages.export.architectures import ARCHITECTURES
@@ -151,7 +151,7 @@ def _first_sentence(kind: type) -> str:
 
 def capabilities() -> str:
     rows = []
-    for name, entry in CATALOG.items():
+    for name, entry in BUILT_IN.items():
         said = [entry.description]
         said += [f"Switches on {', '.join(f'`{each}`' for each in entry.needs)}."] if entry.needs else []
         said += [f"Not together with {', '.join(f'`{each}`' for each in entry.excludes)}."] if entry.excludes else []

@@ -1,4 +1,4 @@
-"""The entry points of a group that installed packages declare, each naming an object.
+"""The entry points that installed packages declare in groups of this program, each naming an object.
 
 This does not use ``importlib.metadata``: importing it and reading every package's metadata take longer than an
 up-to-date build, while one small file per package is enough.
@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 
 from winml_dag.errors import UsageError
+
+_PREFIX = "winml_dag."
 
 
 @dataclass(frozen=True)
@@ -41,14 +43,18 @@ def load_object(name: str, target: str) -> object:
         raise UsageError(f"plug-in {name!r}: {target} cannot be imported: {explanation(error)}") from error
 
 
-@cache
 def entry_points(group: str, path: tuple[str, ...]) -> dict[str, EntryPoint]:
     """The entry points of *group* by name; the first folder of *path* wins, as it does for imports."""
-    found: dict[str, EntryPoint] = {}
+    return _by_group(path).get(group, {})
+
+
+@cache
+def _by_group(path: tuple[str, ...]) -> dict[str, dict[str, EntryPoint]]:
+    found: dict[str, dict[str, EntryPoint]] = {}
     for folder in path:
         for entry in sorted(_metadata_folders(folder or ".")):
-            for point in _of_package(group, Path(folder or ".", entry)):
-                found.setdefault(point.name, point)
+            for group, point in _of_package(Path(folder or ".", entry)):
+                found.setdefault(group, {}).setdefault(point.name, point)
     return found
 
 
@@ -59,12 +65,12 @@ def _metadata_folders(folder: str) -> list[str]:
         return []
 
 
-def _of_package(group: str, metadata: Path) -> Iterator[EntryPoint]:
+def _of_package(metadata: Path) -> Iterator[tuple[str, EntryPoint]]:
     try:
         text = (metadata / "entry_points.txt").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return
-    if group not in text:
+    if _PREFIX not in text:
         return
     # The packaging specification defines the name of the folder: name-version.dist-info.
     distribution, _, version = metadata.stem.partition("-")
@@ -72,6 +78,7 @@ def _of_package(group: str, metadata: Path) -> Iterator[EntryPoint]:
     for line in map(str.strip, text.splitlines()):
         if line.startswith("["):
             section = line.strip("[] ")
-        elif section == group and "=" in line and not line.startswith(("#", ";")):
+        elif section.startswith(_PREFIX) and "=" in line and not line.startswith(("#", ";")):
             name, _, target = line.partition("=")
-            yield EntryPoint(name.strip(), target.split("[", 1)[0].strip(), distribution, version.split("-", 1)[0])
+            target = target.split("[", 1)[0].strip()
+            yield section, EntryPoint(name.strip(), target, distribution, version.split("-", 1)[0])

@@ -14,7 +14,7 @@ from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.cli import show
 from winml_dag.errors import UsageError, few
 from winml_dag.pipeline.request import Request
-from winml_dag.recipe.capabilities import CATALOG
+from winml_dag.recipe.capabilities import BUILT_IN, CATALOG
 from winml_dag.store.quantities import counted
 
 if TYPE_CHECKING:
@@ -22,16 +22,13 @@ if TYPE_CHECKING:
     from winml_dag.recipe.capabilities import Capability
     from winml_dag.stages.optimize.check import Change
 
-# Names as typed on the command line: case-insensitive, with hyphens.
-_BY_WORD = {name.lower(): name for name in CATALOG}
-
 # Nodes of each kind that --check-optim lists without --verbose.
 _SHOWN = 3
 
 
 def winml_cli_options(function: Any) -> Any:
     """Add winml-cli's ``--enable-gelu-fusion`` and ``--disable-gelu-fusion``; the help shows the short form."""
-    for name in CATALOG:
+    for name in BUILT_IN:
         word = name.replace("_", "-")
         function = click.option(f"--enable-{word}/--disable-{word}", name, default=None, hidden=True)(function)
     return function
@@ -43,10 +40,11 @@ def capabilities_of(options: Mapping[str, Any]) -> dict[str, JsonValue]:
     Raises:
         UsageError: for a capability that is turned both on and off.
     """
-    found: dict[str, JsonValue] = {name: options[name] for name in CATALOG if options[name] is not None}
+    found: dict[str, JsonValue] = {name: options[name] for name in BUILT_IN if options[name] is not None}
     for option, on in (("enable", True), ("disable", False)):
         for given in options[option]:
-            name = _BY_WORD.get(given.replace("-", "_").lower(), given)
+            word = given.replace("-", "_").lower()
+            name = next((name for name in CATALOG if name.lower() == word), given)
             if found.setdefault(name, on) is not on:
                 raise UsageError(f"{name} is enabled and disabled.", advice="Give one of them.")
     return found

@@ -24,7 +24,6 @@ from winml_dag.errors import UsageError, known_instead
 
 __all__ = ["AUTO", "CPU", "EXECUTION_PROVIDERS", "QNN", "ExecutionProvider", "Target", "is_arm", "is_emulated"]
 
-GROUP = "winml_dag.providers"
 AUTO = "auto"
 DEVICES = ("npu", "gpu", "cpu")
 
@@ -51,7 +50,7 @@ def execution_providers() -> tuple[ExecutionProvider, ...]:
 def _from_packages(path: tuple[str, ...]) -> tuple[ExecutionProvider, ...]:
     found: list[ExecutionProvider] = []
     taken = {spelling for ep in EXECUTION_PROVIDERS for spelling in _spellings(ep)}
-    for entry in entry_points(GROUP, path).values():
+    for entry in entry_points("winml_dag.providers", path).values():
         ep = entry.load()
         if not isinstance(ep, ExecutionProvider):
             raise UsageError(f"{entry.target} of {entry.distribution} is not an execution provider.")

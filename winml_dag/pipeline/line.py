@@ -27,6 +27,7 @@ from winml_dag.ep.registry import CPU, Target, find_ep, is_emulated, runtime_bui
 from winml_dag.pipeline.data import packages_of
 from winml_dag.pipeline.model import Known
 from winml_dag.pipeline.search import CHECK
+from winml_dag.recipe.capabilities import CATALOG
 from winml_dag.stages import artifact_types
 from winml_dag.stages.builtin import LINE
 from winml_dag.stages.compile import CompileConfig
@@ -176,9 +177,12 @@ class Line:
         place = self._place(build.target) if analyze is not None and analyze.target.asks else HERE
         # The same in each round.
         optimizing, analyzing = (None if config is None else config_json(config) for config in (optimize, analyze))
+        chosen = () if optimize is None else (CATALOG[name] for name in optimize.optim)
+        rewrites = versions(capability.package for capability in chosen if capability.package)
         for number in range(search.rounds + 1):
             if optimizing is not None:
-                yield self._taken(self._node(f"optimize.{number}", LINE["optimize"], optimizing, model=model))
+                node = self._node(f"optimize.{number}", LINE["optimize"], optimizing, model=model)
+                yield self._taken(replace(node, toolchain={**node.toolchain, **rewrites}))
             if analyzing is not None:
                 node = self._node(f"analyze.{number}", LINE["analyze"], analyzing, place)
                 checked = number == search.rounds and search.refuses_unsupported

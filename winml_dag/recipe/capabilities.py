@@ -1,16 +1,23 @@
 """The capabilities (named optimizations) that a recipe may switch on or off, by winml-cli's names in Python.
 
-Each is one row of :data:`CATALOG` with its implementation: onnxruntime's transformers, or a rewrite, a function of a
-module of :mod:`winml_dag.stages.optimize`. Nothing here imports onnx, because recipes, plans and
+Each is one row of :data:`BUILT_IN` with its implementation: onnxruntime's transformers, or a rewrite, a function of a
+module of :mod:`winml_dag.stages.optimize`. An installed package adds a rewrite by an entry point in the group
+``winml_dag.rewrites`` that names a :class:`Capability`. Nothing here imports onnx, because recipes, plans and
 ``--list-capabilities`` read the catalog. :mod:`winml_dag.stages.optimize` also evaluates a choice of capabilities.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import chain
 from types import MappingProxyType
 from typing import Final, Literal
+
+from winml_dag.entrypoints import entry_points
+from winml_dag.errors import UsageError
 
 By = Literal["onnxruntime", "onnxscript", "nothing"]
 
@@ -26,7 +33,8 @@ class Capability:
 
     Attributes:
         description: what it does, for users.
-        rewrite: the function that implements it, ``module:function``, in a module of :mod:`winml_dag.stages.optimize`.
+        rewrite: the function that implements it, ``module:function``; ``.module`` is one of
+            :mod:`winml_dag.stages.optimize`.
         default: whether it is on unless a recipe switches it off.
         makes: operators outside the ONNX standard that it may insert. If the target supports only the standard, it uses
             a form of the standard (``has_standard_form``) or does not change the model.
@@ -40,6 +48,7 @@ class Capability:
         into: operators that it adds or removes, one for each site; the first whose number changes is counted.
         waits: transformers of the portable level that would remove what it looks for, and so run after it.
         left: why it does nothing; it is then only a name.
+        package: the distribution that brings it, if it is not this one.
     """
 
     description: str
@@ -55,6 +64,7 @@ class Capability:
     into: tuple[str, ...] = ()
     waits: tuple[str, ...] = ()
     left: str = ""
+    package: str = ""
 
     @property
     def by(self) -> By:
@@ -72,6 +82,7 @@ class Capability:
 
 
 _GEMM = ("MatMulAddFusion",)
+_FLOAT_ONLY = "only float models are optimized, which have none"
 
 
 def _portable(description: str, *transformers: str) -> Capability:
@@ -101,7 +112,7 @@ def _alias(name: str) -> Capability:
 
 # In the order in which they are applied: rewrites of values first; then those to the standard's own operators, each
 # before any that might use one of its nodes; onnxruntime's own operators last, because no rewrite looks for them.
-CATALOG: Mapping[str, Capability] = MappingProxyType(
+BUILT_IN: Mapping[str, Capability] = MappingProxyType(
     {
         "ort_graph_optimization": Capability(
             "onnxruntime's portable level as a whole: removes what has no effect and fuses within the ONNX standard. "
@@ -132,66 +143,63 @@ CATALOG: Mapping[str, Capability] = MappingProxyType(
         "deduplicate_opset_imports": _portable("List every opset once. Always done."),
         "clamp_constant_values": Capability(
             "Replace the constants that stand for infinity, such as -3.4e38 in attention masks, by -50 or 50.",
-            rewrite="attention:clamp_constants",
+            ".attention:clamp_constants",
         ),
         "remove_isnan_in_attention_mask": Capability(
-            "Remove the guards that replace NaN by 0 after a Softmax.", rewrite="attention:remove_nan_guards"
+            "Remove the guards that replace NaN by 0 after a Softmax.", ".attention:remove_nan_guards"
         ),
         "omit_empty_resize_inputs": Capability(
-            "Omit the empty roi and scales of a Resize.", rewrite="operators:omit_empty_resize_inputs"
+            "Omit the empty roi and scales of a Resize.", ".operators:omit_empty_resize_inputs"
         ),
         "resize_tf_half_pixel_for_nn_to_asymmetric": Capability(
             "Use asymmetric coordinates in a Resize to nearest by whole numbers, where both are the same.",
-            rewrite="operators:asymmetric_resize",
+            ".operators:asymmetric_resize",
         ),
         "approximate_cubic_resize_with_linear": Capability(
-            "Make a cubic Resize linear. The values change: images become softer.",
-            rewrite="operators:linear_resize",
+            "Make a cubic Resize linear. The values change: images become softer.", ".operators:linear_resize"
         ),
         "prelu_to_relu": Capability(
-            "Replace a PRelu with a constant slope by Relu(x) - slope * Relu(-x).", rewrite="operators:prelu_to_relu"
+            "Replace a PRelu with a constant slope by Relu(x) - slope * Relu(-x).", ".operators:prelu_to_relu"
         ),
         "gathernd_to_reshape": Capability(
-            "Replace a GatherND that takes everything in order by a Reshape.", rewrite="operators:gather_nd_to_reshape"
+            "Replace a GatherND that takes everything in order by a Reshape.", ".operators:gather_nd_to_reshape"
         ),
         "dft_to_matmul": Capability(
-            "Compute a DFT of fixed length by products with constant matrices.", rewrite="linear:dft_to_matmul"
+            "Compute a DFT of fixed length by products with constant matrices.", ".linear:dft_to_matmul"
         ),
         "static_split_to_slice": Capability(
             "Replace a Split with known sizes by one Slice per output.",
-            rewrite="operators:split_to_slices",
+            ".operators:split_to_slices",
             excludes=("gather_slice_to_split_fusion",),
         ),
         "concat_slice_elimination": Capability(
-            "Remove a Slice that takes one input out of a Concat again.",
-            rewrite="operators:remove_slices_of_concat",
+            "Remove a Slice that takes one input out of a Concat again.", ".operators:remove_slices_of_concat"
         ),
         "exp_positive_scale_folding": Capability(
             "Fold a positive constant factor after Exp into the constant that is added before it.",
-            rewrite="operators:fold_scale_into_exp",
+            ".operators:fold_scale_into_exp",
         ),
         "attention_expandedattention": Capability(
             "Replace the standard's Attention (opset 23) by MatMul and Softmax, with the scale on both factors.",
-            rewrite="attention:expand_attention",
+            ".attention:expand_attention",
         ),
         "conv_channel_affine_folding": Capability(
-            "Fold a Mul or Add per channel, or of one number, into the Conv before it.",
-            rewrite="linear:fold_affine_into_conv",
+            "Fold a Mul or Add per channel, or of one number, into the Conv before it.", ".linear:fold_affine_into_conv"
         ),
         "conv_add_batch_normalization_folding": Capability(
             "Fold a BatchNormalization after a Conv and an Add into the Conv, and scale the other operand.",
-            rewrite="linear:fold_batch_norm_of_sum_into_conv",
+            ".linear:fold_batch_norm_of_sum_into_conv",
             waits=("ConvAddFusion",),
         ),
         "add_conv_batch_normalization_folding": _alias("conv_add_batch_normalization_folding"),
         "layer_norm_fusion": Capability(
             "Fuse a decomposed layer normalization into LayerNormalization.",
-            rewrite="normalization:fuse_layer_norm",
+            ".normalization:fuse_layer_norm",
             portable=("LayerNormFusionL1",),
         ),
         "layernormalization_singlelayernorm": Capability(
             "Fuse a layer normalization over one axis that is not the last into LayerNormalization and two Transpose.",
-            rewrite="normalization:fuse_layer_norm_of_any_axis",
+            ".normalization:fuse_layer_norm_of_any_axis",
             needs=("layer_norm_fusion",),
         ),
         "layernormpow_singlelayernorm": _alias("layernormalization_singlelayernorm"),
@@ -199,62 +207,57 @@ CATALOG: Mapping[str, Capability] = MappingProxyType(
         "fuse_rmsnorm": Capability(
             "Fuse a decomposed root mean square normalization: below opset 23 into LpNormalization, which has "
             "no epsilon, else into RMSNormalization.",
-            rewrite="normalization:fuse_rms_norm",
+            ".normalization:fuse_rms_norm",
             excludes=("simplified_layer_norm_fusion",),
         ),
         "gelu_fusion": Capability(
             "Fuse a decomposed GELU, exact or with tanh, into Gelu; below opset 20 into the com.microsoft "
             "operators, where the target allows those.",
-            rewrite="normalization:fuse_gelu",
+            ".normalization:fuse_gelu",
             makes=("com.microsoft/Gelu", "com.microsoft/FastGelu"),
             has_standard_form=True,
             portable=("GeluFusionL1",),
         ),
         "fast_gelu_fusion": Capability(
             "As gelu_fusion, of the form with tanh only.",
-            rewrite="normalization:fuse_tanh_gelu",
+            ".normalization:fuse_tanh_gelu",
             makes=("com.microsoft/FastGelu",),
             has_standard_form=True,
         ),
         "gelu_singlegelu": Capability(
             "As gelu_fusion, of the exact form only, and into the standard's Gelu only.",
-            rewrite="normalization:fuse_erf_gelu_in_standard",
+            ".normalization:fuse_erf_gelu_in_standard",
         ),
         "gelu1_singlegelu": _alias("gelu_singlegelu"),
         "gelu2_singlegelu": _alias("gelu_singlegelu"),
         "gelu3_singlegelu": _alias("gelu_singlegelu"),
         "gelu4_singlegelu": _alias("gelu_singlegelu"),
         "matmuladd_conv2d4d": Capability(
-            "Turn MatMul and Add of four dimensions into a Conv of 1x1.",
-            rewrite="linear:linear_4d_to_conv",
-            waits=_GEMM,
+            "Turn MatMul and Add of four dimensions into a Conv of 1x1.", ".linear:linear_4d_to_conv", waits=_GEMM
         ),
         "matmuladd_conv2d3d": Capability(
-            "Turn MatMul and Add of three dimensions into a Conv of 1x1.",
-            rewrite="linear:linear_3d_to_conv",
-            waits=_GEMM,
+            "Turn MatMul and Add of three dimensions into a Conv of 1x1.", ".linear:linear_3d_to_conv", waits=_GEMM
         ),
         "matmuladd_conv2d2d": Capability(
-            "Turn MatMul and Add of two dimensions into a Conv of 1x1.", rewrite="linear:linear_2d_to_conv", waits=_GEMM
+            "Turn MatMul and Add of two dimensions into a Conv of 1x1.", ".linear:linear_2d_to_conv", waits=_GEMM
         ),
         "matmul_add_fusion": Capability(
             "Turn MatMul and Add of a constant bias into Gemm, with a Reshape on both sides above two dimensions.",
-            rewrite="linear:linear_to_gemm",
+            ".linear:linear_to_gemm",
             portable=_GEMM,
         ),
         "matmuladd_reshapegemm": _alias("matmul_add_fusion"),
         "highdimRTR_lowdimRTR": Capability(
             "Merge axes that stay together, where a Reshape to five dimensions or more, a Transpose and a Reshape "
             "follow each other.",
-            rewrite="operators:lower_rank_of_transpose",
+            ".operators:lower_rank_of_transpose",
         ),
         "reshape_mergedreshape": Capability(
-            "Merge a chain of Reshape, Flatten, Squeeze and Unsqueeze into one Reshape.",
-            rewrite="operators:merge_reshapes",
+            "Merge a chain of Reshape, Flatten, Squeeze and Unsqueeze into one Reshape.", ".operators:merge_reshapes"
         ),
         "attention_fusion": Capability(
             "Fuse an attention block with separate heads into com.microsoft MultiHeadAttention.",
-            rewrite="attention:fuse_attention",
+            ".attention:fuse_attention",
             makes=("com.microsoft/MultiHeadAttention",),
             waits=_GEMM,
         ),
@@ -294,7 +297,7 @@ CATALOG: Mapping[str, Capability] = MappingProxyType(
         "gelu_approximation": Capability(
             "Compute GELU with tanh, which differs by up to 5e-4: the standard's Gelu says so, com.microsoft's become "
             "FastGelu.",
-            rewrite="normalization:approximate_gelu",
+            ".normalization:approximate_gelu",
             makes=("com.microsoft/FastGelu",),
             has_standard_form=True,
             needs=("gelu_fusion",),
@@ -344,20 +347,12 @@ CATALOG: Mapping[str, Capability] = MappingProxyType(
             "Put channels into blocks.", "onnxruntime does it when it loads a model, for the processor that it runs on"
         ),
         "bias_dropout_fusion": _left("Fuse Add and Dropout.", "models for inference have no Dropout"),
-        "dynamic_quantize_matmul_fusion": _left(
-            "Fuse dynamic quantization and MatMulInteger.", "only float models are optimized, which have none"
-        ),
+        "dynamic_quantize_matmul_fusion": _left("Fuse dynamic quantization and MatMulInteger.", _FLOAT_ONLY),
         "double_qdq_pairs_remover": _left(
-            "Remove a pair of QuantizeLinear and DequantizeLinear after another.",
-            "only float models are optimized, which have none",
+            "Remove a pair of QuantizeLinear and DequantizeLinear after another.", _FLOAT_ONLY
         ),
-        "normalize_int32_dq": _left(
-            "Omit the zero point of an int32 DequantizeLinear.",
-            "only float models are optimized, which have none",
-        ),
-        "trim_split_grouped_conv": _left(
-            "Trim and split a grouped Conv that is quantized.", "only float models are optimized, which have none"
-        ),
+        "normalize_int32_dq": _left("Omit the zero point of an int32 DequantizeLinear.", _FLOAT_ONLY),
+        "trim_split_grouped_conv": _left("Trim and split a grouped Conv that is quantized.", _FLOAT_ONLY),
         "untie_constant_batched_matmul": _left(
             "Make the constant of a batched MatMul look like a value.",
             "a way around one driver of OpenVINO for GPUs, which constant folding would undo",
@@ -367,3 +362,36 @@ CATALOG: Mapping[str, Capability] = MappingProxyType(
         ),
     }
 )
+
+
+class _Catalog(Mapping[str, Capability]):
+    """The built-in capabilities, then the rewrites of installed packages, which are looked up when one is asked for.
+
+    Each method raises UsageError if a package cannot be imported, or declares something else or a name that is taken.
+    """
+
+    def __getitem__(self, name: str) -> Capability:
+        return BUILT_IN.get(name) or _from_packages(tuple(sys.path))[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return chain(BUILT_IN, _from_packages(tuple(sys.path)))
+
+    def __len__(self) -> int:
+        return len(BUILT_IN) + len(_from_packages(tuple(sys.path)))
+
+
+CATALOG: Final = _Catalog()
+
+
+@cache
+def _from_packages(path: tuple[str, ...]) -> Mapping[str, Capability]:
+    found: dict[str, Capability] = {}
+    for name, entry in sorted(entry_points("winml_dag.rewrites", path).items()):
+        rewrite = entry.load()
+        # Installing a package changes no build by itself.
+        if not isinstance(rewrite, Capability) or not rewrite.rewrite or rewrite.default:
+            raise UsageError(f"{entry.target} of {entry.distribution} is not a rewrite that is off by default.")
+        if name in BUILT_IN:
+            raise UsageError(f"{entry.target} of {entry.distribution} has the name {name!r}, which is taken.")
+        found[name] = replace(rewrite, package=entry.distribution)
+    return found

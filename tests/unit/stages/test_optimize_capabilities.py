@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from optimize_samples import assert_same_results, graph, optimize, outputs
 
-from winml_dag import stages
 from winml_dag.errors import RecipeError
 from winml_dag.recipe.capabilities import CATALOG
 from winml_dag.stages.optimize import WHOLE, select
@@ -42,26 +39,6 @@ def test_capability_makes_expected_operators_with_equal_results(tmp_path: Path, 
     assert all("/" not in operator for operator in for_standard.ops)
     assert (for_standard.ops == sample.made) is sample.standard
     assert sample.standard or "standard" in for_standard.metrics["left"][name]
-
-
-def test_documented_rewrite_example_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "architecture.md").read_text(encoding="utf-8")
-    diff = page.partition("## Adding a rewrite")[2].partition("```diff")[2].partition("```")[0]
-    parts = re.split(r"^ --- (\S+)$", diff, flags=re.MULTILINE)[1:]
-    rules, row = ("".join(f"{line[1:]}\n" for line in part.splitlines() if line[:1] == "+") for part in parts[1::2])
-    module = import_module(parts[0].removesuffix(".py").replace("/", "."))
-    defined = dict(vars(module))
-    exec(rules, defined)
-    catalog = {**CATALOG, **eval(f"{{{row}}}", vars(import_module(parts[2].removesuffix(".py").replace("/", "."))))}
-    for name in ("remove_double_neg", "_DoubleNeg"):
-        monkeypatch.setattr(module, name, defined[name], raising=False)
-    for user in (stages.optimize, stages.optimize.apply):
-        monkeypatch.setattr(user, "CATALOG", catalog)
-    model = graph("g (float[2] x) => (float[2] y) { a = Neg(x) b = Neg(a) y = Relu(b) }")
-    result = optimize(tmp_path, model, "double_neg_elimination")
-    assert result.metrics["applied"] == {"double_neg_elimination": 1}
-    assert result.ops == {"Relu": 1}
-    assert_same_results(result)
 
 
 @pytest.mark.parametrize(("name", "sample"), PORTABLE.items(), ids=PORTABLE)

@@ -147,9 +147,6 @@ def _lacks(path: Path, function: str) -> str | None:
     return f"{path.name} has no function {function!r}{did_you_mean(function, names)}"
 
 
-GROUP = "winml_dag.stages"
-
-
 class PluginProblem(Exception):
     """An error in a plug-in, or in what a recipe gives it, with a message."""
 
@@ -160,7 +157,7 @@ def load_plugin(name: str) -> tuple[EntryPoint, Stage]:
     Raises:
         PluginProblem: when there is none, or importing it fails.
     """
-    known = entry_points(GROUP, tuple(sys.path))
+    known = entry_points("winml_dag.stages", tuple(sys.path))
     if name not in known:
         instead = known_instead(name, sorted(known)) if known else "; no installed package brings any"
         raise PluginProblem(f"there is no plug-in {name!r}{instead}")

@@ -20,7 +20,7 @@ from pathlib import Path
 from winml_dag.canonical import canonical_json
 from winml_dag.engine.stage import InputSlot, Memory, Stage
 from winml_dag.errors import RecipeError, StageError
-from winml_dag.recipe.capabilities import CATALOG
+from winml_dag.recipe.capabilities import BUILT_IN, CATALOG
 from winml_dag.stages import artifact_types
 
 
@@ -79,7 +79,7 @@ _NAMELESS = frozenset(
     }
 )
 
-PORTABLE = _NAMELESS.union(*(each.portable for each in CATALOG.values()))
+PORTABLE = _NAMELESS.union(*(each.portable for each in BUILT_IN.values()))
 
 
 @dataclass(frozen=True)

@@ -50,9 +50,9 @@ def rewrite_file(source: Path, destination: Path, names: Sequence[str], target: 
 
 
 def rewrite_named(name: str) -> Rewrite:
-    """The rewrite that the catalog calls *name*, ``module:function``."""
+    """The rewrite that a capability calls *name*, ``module:function``."""
     module, _, function = name.partition(":")
-    found: Rewrite = getattr(import_module(f"{__package__}.{module}"), function)
+    found: Rewrite = getattr(import_module(module, __package__), function)
     return found
 
 
