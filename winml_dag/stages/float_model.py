@@ -26,6 +26,7 @@ from winml_dag.onnxmodel.protos import (
     graphs_of,
     nodes_of,
     remove_items,
+    replace_items,
     subgraphs,
 )
 from winml_dag.stages.mask_clamping import clamp_certain
@@ -35,12 +36,15 @@ from winml_dag.stages.normalize.forms import normalize_forms
 def plain_constants(model: ModelProto) -> None:
     """Write sparse constants of *model* as dense ones, in place; subgraphs then output constants through an Identity.
 
-    Quantization tools expect constants in this form. Values must have unique names in subgraphs (see
-    :func:`~winml_dag.onnxmodel.protos.distinct_names`).
+    Of several constants with one name, the last stays, as in onnxruntime. Quantization tools expect constants in this
+    form. Values must have unique names in subgraphs (see :func:`~winml_dag.onnxmodel.protos.distinct_names`).
     """
     for graph in graphs_of(model.graph):
         graph.initializer.extend(_dense(sparse) for sparse in graph.sparse_initializer)
         del graph.sparse_initializer[:]
+        by_name = {tensor.name: tensor for tensor in graph.initializer}
+        if len(by_name) < len(graph.initializer):
+            replace_items(graph.initializer, by_name.values())
         for node in graph.node:
             for attribute in node.attribute:
                 if attribute.name == "sparse_value":
@@ -105,7 +109,8 @@ def refuse_unless_float(source: Path, done: str, *, weight_only_too: bool = Fals
     half = [dtype for dtype in _HALF_TYPES if dtype in dtypes]
     if half:
         raise StageError(
-            f"{source.name} has tensors in {half[0]} and cannot be {done}.", advice="Use the model in float32."
+            f"{source.name} has tensors in {half[0]} and cannot be {done}.",
+            advice="Use the model in float32; precision fp32 builds this one as it is.",
         )
 
 

@@ -68,6 +68,27 @@ class TestFp16:
         result = quantize(tmp_path, model, "fp16", fp16_op_block_list=("Softmax",))
         assert result.metrics["nodes_skipped_by_type"] == {"Softmax": 1}
 
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "y, mean = LayerNormalization (x, g) z = Add (mean, mean)",
+            "a = Celu (x) z = Mul (a, x)",
+            "r = RandomNormalLike (x) a = Mul (r, x) z = Mul (a, x)",
+            "a = MeanVarianceNormalization <axes = [0, 1]> (x) z = Mul (a, x)",
+        ],
+    )
+    def test_fp16_leaves_operators_without_that_form_in_float32(self, tmp_path, text):
+        model = graph(f"g (float[2, 4] x) => (float[2, ?] z) {{ {text} }}", 18, g=weights(4))
+        assert quantize(tmp_path, model, "fp16").metrics["nodes_skipped"] >= 1
+
+    def test_fp16_keeps_duplicate_outputs_and_last_of_duplicate_constants(self, tmp_path):
+        model = graph("g (float[2, 4] x) => (float[2, 4] y, float[2, 4] y) { y = Add (x, w) }", w=weights(4))
+        model.graph.initializer.insert(0, onnx.numpy_helper.from_array(weights(4, seed=1), "w"))
+        feed = {"x": weights(2, 4)}
+        one, other = quantize(tmp_path, model, "fp16").outputs(feed)
+        np.testing.assert_allclose(one, feed["x"] + weights(4), atol=1e-2)
+        np.testing.assert_array_equal(one, other)
+
     def test_fp16_overflow_is_an_error(self, tmp_path):
         model = graph("g (float[4] x) => (float[4] y) <float big = {60000}> { m = Mul (x, big) y = Mul (m, big) }")
         with pytest.raises(StageError, match="output 'y'") as caught:

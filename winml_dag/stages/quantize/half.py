@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, defs
 from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
 
 from winml_dag.errors import StageError
@@ -17,6 +18,15 @@ from winml_dag.stages.quantize.selection import NOT_CHOSEN, identity, matching_o
 # The names that onnxruntime's converter gives the casts around nodes that stay in float32.
 _TO_HALF, _TO_FLOAT, _INPUT_TO_HALF = "_cast_to_fp16_node", "_cast_to_fp32_node", "graph_input_cast"
 
+# These have a float16 form in ONNX, but onnxruntime has no kernel for it, or the converter leaves their attribute of
+# the type of the output.
+_WITHOUT_KERNEL = frozenset(
+    {
+        *("RandomNormal", "RandomNormalLike", "RandomUniform", "MeanVarianceNormalization", "MelWeightMatrix"),
+        *("HannWindow", "HammingWindow", "BlackmanWindow"),
+    }
+)
+
 
 def convert_to_half(model: ModelProto, fields: QuantizeFields) -> Quantized:
     """Convert *model*, whose tensors must have types, to float16 in place.
@@ -27,7 +37,7 @@ def convert_to_half(model: ModelProto, fields: QuantizeFields) -> Quantized:
     Raises:
         StageError: nodes or operators are unknown, or nothing is left to convert.
     """
-    reasons = float_reasons(model.graph, fields)
+    reasons = float_reasons(model, fields)
     outcomes = [(node.op_type, reasons.get(identity(node))) for node in compute_nodes(model.graph)]
     if all(reason is not None for _, reason in outcomes):
         raise nothing_left("No node of the model could be converted to float16.", fields)
@@ -102,13 +112,35 @@ def _place_casts(graph: GraphProto) -> None:
     remove_items(graph.value_info, lambda value: value.name in moved or value.name in homes)
 
 
-def float_reasons(graph: GraphProto, fields: QuantizeFields) -> dict[str, str]:
+def _has_half(node: NodeProto, opsets: Mapping[str, int]) -> bool:
+    """Return whether *node* can have float16 in the place of every float32."""
+    if node.op_type in DEFAULT_OP_BLOCK_LIST or node.op_type in _WITHOUT_KERNEL:
+        return False
+    if node.op_type == "Resize":
+        return True  # the converter casts its scales
+    try:
+        schema = defs.get_schema(node.op_type, opsets.get(node.domain, 1), node.domain)
+    except defs.SchemaError:
+        return True  # an operator of onnxruntime itself
+    allowed = {each.type_param_str: each.allowed_type_strs for each in schema.type_constraints}
+
+    def takes(parameters: Sequence[defs.OpSchema.FormalParameter], at: int) -> bool:
+        text = parameters[min(at, len(parameters) - 1)].type_str
+        types = allowed.get(text, [text])
+        return "tensor(float)" not in types or "tensor(float16)" in types
+
+    sides = (schema.inputs, node.input), (schema.outputs, node.output)
+    return all(takes(parameters, at) for parameters, names in sides for at, name in enumerate(names) if name)
+
+
+def float_reasons(model: ModelProto, fields: QuantizeFields) -> dict[str, str]:
     """Return why nodes stay in float32, by identity. Excluding a node that runs graphs excludes their nodes, too."""
+    graph, opsets = model.graph, {each.domain: each.version for each in model.opset_import}
     listed = matching_op_types(graph, fields.fp16_op_block_list or (), "fp16_op_block_list")
     nodes = list(nodes_of(graph))
     reasons = {}
     for node in nodes:
-        if node.op_type in DEFAULT_OP_BLOCK_LIST:
+        if not _has_half(node, opsets):
             reasons[identity(node)] = "kept in float32: no float16 form"
         elif node.op_type in listed:
             reasons[identity(node)] = "excluded by quant.fp16_op_block_list"

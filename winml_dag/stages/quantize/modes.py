@@ -24,7 +24,7 @@ from winml_dag.onnxmodel.feeds import model_inputs, random_feeds
 from winml_dag.onnxmodel.files import load_model, save_model
 from winml_dag.onnxmodel.inspect import inspect_model
 from winml_dag.onnxmodel.metadata import carry_metadata
-from winml_dag.onnxmodel.protos import Naming, graphs_of, remove_items, rename_values, replace_items, sort_nodes
+from winml_dag.onnxmodel.protos import Naming, graphs_of, rename_values, replace_items, sort_nodes
 from winml_dag.stages.float_model import refuse_unless_float, write_typed
 from winml_dag.stages.quantize import QuantizeConfig
 from winml_dag.stages.quantize.coverage import Quantized
@@ -188,7 +188,8 @@ def hide(graph: GraphProto) -> Hidden:
     # A constant that is an output stays unchanged; nodes read a copy.
     inner = {name: naming.new(f"{name}_read") for name in constants}
     renamed = {name: naming.new(f"{name}_of_model") for name in _bases(graph) - inner.keys()}
-    remove_items(graph.output, lambda value: value.name not in made)
+    # One that is listed twice becomes one: the converter to float16 adds a cast for each, all of one name.
+    replace_items(graph.output, {value.name: value for value in outputs if value.name in made}.values())
     rename_values(graph, inner | renamed)
     return Hidden(renamed, outputs, constants)
 

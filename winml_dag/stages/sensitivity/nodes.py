@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
-from onnx import GraphProto
+from onnx import ModelProto
 
 from winml_dag.canonical import JsonObject, JsonValue, canonical_json
 from winml_dag.engine.exchange import OnProgress
@@ -196,7 +196,7 @@ def _rank(
         reasons = select(base.graph, fields)
         mixes = bool(config.target.mixes_widths)
         tame_outliers(base.graph, ranges, fields, lambda node: identity(node) not in reasons, mixes_widths=mixes)
-    replacements = with_second_ones(base.graph, _replacements(base.graph, quantized, config), names)
+    replacements = with_second_ones(base.graph, _replacements(base, quantized, config), names)
     model = FloatModel(base, quantized.model)
     scores = class_scores(model.outputs, classifies=config.validate.classifies)
     reference = Reference(model.outputs, feeds, model.run_rest(0, None, feeds), scores)
@@ -206,12 +206,12 @@ def _rank(
     return costs, reliefs
 
 
-def _replacements(graph: GraphProto, quantized: Quantized, config: SensitivityConfig) -> list[Replacement]:
-    after = quantized.model.graph
+def _replacements(base: ModelProto, quantized: Quantized, config: SensitivityConfig) -> list[Replacement]:
+    graph, after = base.graph, quantized.model.graph
     if config.quant.mode == "static":
         found = from_qdq(graph, after)
     elif config.quant.mode == "fp16":
-        stays = float_reasons(graph, config.quant)
+        stays = float_reasons(base, config.quant)
         found = from_half(graph, after, {node.name for node in graph.node if identity(node) in stays})
     else:
         found = from_integer_operators(graph, after)
