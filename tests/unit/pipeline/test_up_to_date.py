@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import chdir
 from pathlib import Path
 
 import numpy as np
@@ -28,12 +29,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def build(project: Path) -> list[str]:
     """Build and return the stages that ran."""
-    old = Path.cwd()
-    os.chdir(project)
-    try:
+    with chdir(project):
         result = build_onnx_model("m.onnx", "out", precision="fp32", ep="cpu", cache_dir="cache")
-    finally:
-        os.chdir(old)
     return [view.stage for view in result.stages if view.status == "ran"]
 
 

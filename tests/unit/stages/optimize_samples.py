@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,11 @@ class Optimized:
 
     @property
     def constants(self) -> dict[str, NDArray[Any]]:
-        return {tensor.name: numpy_helper.to_array(tensor) for tensor in self.model.graph.initializer}
+        return constants_of(self.model)
+
+
+def constants_of(model: onnx.ModelProto) -> dict[str, NDArray[Any]]:
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
 
 
 def graph(text: str, opset: int = 21, *, imports: str = "", **constants: NDArray[Any]) -> onnx.ModelProto:
@@ -77,14 +81,9 @@ def optimize(
     for name in ("in", "out"):
         (folder / name).mkdir(parents=True)
     onnx.save(model, folder / "in" / "model.onnx")
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        optim = {**dict.fromkeys(names, True), **dict.fromkeys(off, False)}
-        config = OptimizeConfig(optim, OptimizeTarget(standard_domain_only))
-        metrics = run(config, workspace)
-    finally:
-        os.chdir(before)
+    optim = {**dict.fromkeys(names, True), **dict.fromkeys(off, False)}
+    with chdir(folder):
+        metrics = run(OptimizeConfig(optim, OptimizeTarget(standard_domain_only)), workspace)
     [file] = (folder / "out").iterdir()
     assert file.name == "optimized.onnx"
     return Optimized(metrics, file.read_bytes(), onnx.load(file), model)

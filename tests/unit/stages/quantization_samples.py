@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from optimize_samples import graph, outputs
+from optimize_samples import constants_of, graph, outputs
 
 from winml_dag.engine.exchange import OnProgress, no_progress
 from winml_dag.engine.stage import Workspace
@@ -109,16 +108,6 @@ def fresh(folder: Path, name: str) -> Path:
     return path
 
 
-@contextmanager
-def inside(folder: Path) -> Iterator[None]:
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
-
-
 @dataclass(frozen=True)
 class Result:
     """The metrics of a stage and its output folder."""
@@ -141,6 +130,10 @@ class Result:
 
     def op_types(self) -> list[str]:
         return [node.op_type for node in self.model.graph.node]
+
+    @property
+    def constants(self) -> dict[str, np.ndarray]:
+        return constants_of(self.model)
 
     def outputs(self, feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         return outputs(self.path, feed)
@@ -191,7 +184,7 @@ def calibrate(
     **fields: Any,
 ) -> Result:
     """Run calibrate in *folder*; *data* are stacked arrays or a folder."""
-    with inside(fresh(folder, "calibrate")):
+    with chdir(fresh(folder, "calibrate")):
         inputs = {"model": put(Path("model"), model)}
         if isinstance(data, Path):
             inputs["data"] = data
@@ -236,7 +229,7 @@ def quantize(
     **fields: Any,
 ) -> Result:
     """Run quantize in *folder*; for static, with the *ranges* of :func:`calibrate`."""
-    with inside(fresh(folder, "quantize")):
+    with chdir(fresh(folder, "quantize")):
         inputs = {"model": put(Path("model"), model)}
         if ranges is not None:
             inputs["ranges"] = ranges.folder

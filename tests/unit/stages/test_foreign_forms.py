@@ -320,16 +320,6 @@ def test_excluded_reciprocal_is_unchanged(tmp_path: Path) -> None:
         assert ("Div" in result.op_types()) == (not excluded)
 
 
-def test_model_without_floats_is_refused(tmp_path: Path) -> None:
-    model = graph("g (int64[4] i) => (int64[4] j) <int64[4] a = {0, 1, 2, 3}> { j = Add (i, a) }")
-    with pytest.raises(StageError, match="computes nothing in float32") as caught:
-        calibrate(tmp_path, model)
-    assert "fp32" in caught.value.advice
-    for mode in ("dynamic", "fp16", "rtn"):
-        with pytest.raises(StageError, match="computes nothing in float32"):
-            quantize(tmp_path, model, mode)
-
-
 def test_model_with_scalar_output_can_be_quantized(tmp_path: Path) -> None:
     model = graph("g (float[4, 16] x) => (float y) { m = MatMul (x, w) y = ReduceMean <keepdims = 0> (m) }", w=MATRIX)
     for method, precision in zip(("minmax", "entropy", "percentile"), PRECISIONS, strict=True):

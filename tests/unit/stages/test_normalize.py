@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,8 @@ def normalize(folder: Path, model: onnx.ModelProto | Path, config: NormalizeConf
         (folder / name).mkdir(parents=True)
     content = model.read_bytes() if isinstance(model, Path) else model.SerializeToString()
     (folder / "in" / "model.onnx").write_bytes(content)
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
+    with chdir(folder):
         metrics = run(config, Workspace({"model": Path("in")}, {"model": Path("out")}))
-    finally:
-        os.chdir(before)
     return folder / "out" / NORMALIZED_FILE, metrics
 
 

@@ -79,6 +79,17 @@ def test_unsqueeze_of_constant_is_removed_without_folding_below_opset_13(tmp_pat
     }
 
 
+# One mask for all rows, which must be broadcast.
+_ATTENTION = """agraph (float[1, 3, 8] x, float[8, 8] u, float[8, 8] v, float[8, 8] w, float[1, 1, 1, 3] m)
+    => (float[1, 3, 8] y) <int64[4] parted = {1, 3, 2, 4}, int64[3] joined = {1, 3, 8}, float root = {2}> {
+        q = MatMul(x, u) q4 = Reshape(q, parted) qt = Transpose<perm = [0, 2, 1, 3]>(q4)
+        k = MatMul(x, v) k4 = Reshape(k, parted) kt = Transpose<perm = [0, 2, 3, 1]>(k4)
+        l = MatMul(x, w) l4 = Reshape(l, parted) lt = Transpose<perm = [0, 2, 1, 3]>(l4)
+        s = MatMul(qt, kt) d = Div(s, root) o = Add(d, m) p = Softmax<axis = -1>(o) a = MatMul(p, lt)
+        t = Transpose<perm = [0, 2, 1, 3]>(a) y = Reshape(t, joined)
+    }"""
+
+
 class TestWhatIsNotItsPlace:
     """Models that look like the ones above, but must not change."""
 
@@ -155,9 +166,19 @@ class TestWhatIsNotItsPlace:
         assert not any(result.metrics["applied"].values())
         assert_same_results(result)
 
-    def test_double_precision_attention_is_unchanged(self, tmp_path: Path) -> None:
-        model = graph(_ATTENTION.replace("float", "double"))
-        assert "stay" in optimize(tmp_path, model, "attention_fusion").metrics["left"]["attention_fusion"]
+    @pytest.mark.parametrize(
+        ("name", "opset", "text"),
+        [
+            ("attention_fusion", 21, _ATTENTION.replace("float", "double")),
+            ("dft_to_matmul", 17, "agraph (float[2, 8, 1] x) => (float[2, n, 2] y) <int64 length = {4}> "
+             "{ y = DFT(x, length) }"),
+            ("attention_expandedattention", 23, "agraph (float[1, 2, 3, 4] q, float[1, 2, 5, 4] k, float[1, 2, 5, 4] v)"
+             " => (float[1, 2, 3, 4] y) { y = Attention<is_causal = 1>(q, k, v) }"),
+        ],
+        ids=["double precision", "a DFT of another length", "causal attention"],
+    )  # fmt: skip
+    def test_operators_that_stay_are_reported(self, tmp_path: Path, name: str, opset: int, text: str) -> None:
+        assert "stay" in optimize(tmp_path, graph(text, opset), name).metrics["left"][name]
 
 
 def test_attention_is_fused_below_opset_15(tmp_path: Path) -> None:
@@ -192,76 +213,41 @@ def test_matmul_absorbs_transpose_and_scale(tmp_path: Path) -> None:
     assert_same_results(result)
 
 
-# One mask for all rows, which must be broadcast.
-_ATTENTION = """agraph (float[1, 3, 8] x, float[8, 8] u, float[8, 8] v, float[8, 8] w, float[1, 1, 1, 3] m)
-    => (float[1, 3, 8] y) <int64[4] parted = {1, 3, 2, 4}, int64[3] joined = {1, 3, 8}, float root = {2}> {
-        q = MatMul(x, u) q4 = Reshape(q, parted) qt = Transpose<perm = [0, 2, 1, 3]>(q4)
-        k = MatMul(x, v) k4 = Reshape(k, parted) kt = Transpose<perm = [0, 2, 3, 1]>(k4)
-        l = MatMul(x, w) l4 = Reshape(l, parted) lt = Transpose<perm = [0, 2, 1, 3]>(l4)
-        s = MatMul(qt, kt) d = Div(s, root) o = Add(d, m) p = Softmax<axis = -1>(o) a = MatMul(p, lt)
-        t = Transpose<perm = [0, 2, 1, 3]>(a) y = Reshape(t, joined)
-    }"""
+@given(st.data(), st.lists(st.integers(1, 4), min_size=2, max_size=7))
+def test_merged_axes_transpose_equally(data: st.DataObject, sizes: list[int]) -> None:
+    order = tuple(data.draw(st.permutations(range(len(sizes)))))
+    fewer, merged_order = merged_axes(tuple(sizes), order)
+    numbers = np.arange(np.prod(sizes))
+    moved = numbers.reshape(sizes).transpose(order)
+    assert len(fewer) <= len(sizes)
+    np.testing.assert_array_equal(numbers.reshape(fewer).transpose(merged_order).ravel(), moved.ravel())
 
 
-class TestHighRankTranspose:
-    @given(st.data(), st.lists(st.integers(1, 4), min_size=2, max_size=7))
-    def test_merged_axes_transpose_equally(self, data: st.DataObject, sizes: list[int]) -> None:
-        order = tuple(data.draw(st.permutations(range(len(sizes)))))
-        fewer, merged_order = merged_axes(tuple(sizes), order)
-        numbers = np.arange(np.prod(sizes))
-        moved = numbers.reshape(sizes).transpose(order)
-        assert len(fewer) <= len(sizes)
-        np.testing.assert_array_equal(numbers.reshape(fewer).transpose(merged_order).ravel(), moved.ravel())
+@pytest.mark.parametrize("inverse", [0, 1])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_dft_is_replaced_in_every_direction(tmp_path: Path, inverse: int, parts: int) -> None:
+    text = f"(float[2, 5, 3, {parts}] x) => (float[2, 5, 3, 2] y) {{ y = DFT<axis = 1, inverse = {inverse}>(x) }}"
+    result = optimize(tmp_path, graph(f"agraph {text}", 17), "dft_to_matmul")
+    assert result.metrics["applied"] == {"dft_to_matmul": 1}
+    assert_same_results(result)
 
 
-class TestDft:
-    @pytest.mark.parametrize("inverse", [0, 1])
-    @pytest.mark.parametrize("parts", [1, 2])
-    def test_dft_is_replaced_in_every_direction(self, tmp_path: Path, inverse: int, parts: int) -> None:
-        model = graph(
-            f"""agraph (float[2, 5, 3, {parts}] x) => (float[2, 5, 3, 2] y)
-            {{ y = DFT<axis = 1, inverse = {inverse}>(x) }}""",
-            17,
-        )
-        result = optimize(tmp_path, model, "dft_to_matmul")
-        assert result.metrics["applied"] == {"dft_to_matmul": 1}
-        assert_same_results(result)
-
-    def test_dft_of_other_length_is_unchanged(self, tmp_path: Path) -> None:
-        model = graph("agraph (float[2, 8, 1] x) => (float[2, n, 2] y) <int64 length = {4}> { y = DFT(x, length) }", 17)
-        assert "1 DFT stay" in optimize(tmp_path, model, "dft_to_matmul").metrics["left"]["dft_to_matmul"]
-
-
-class TestExpandedAttention:
-    @pytest.mark.parametrize("mask", ["", ", bool[3, 5] mask", ", float[1, 1, 3, 5] mask"])
-    def test_attention_is_expanded_with_any_mask(self, tmp_path: Path, mask: str) -> None:
-        model = graph(
-            f"""agraph (float[1, 2, 3, 4] q, float[1, 2, 5, 4] k, float[1, 2, 5, 4] v{mask}) => (float[1, 2, 3, 4] y)
-            {{ y = Attention<scale = 0.3>(q, k, v{", mask" if mask else ""}) }}""",
-            23,
-        )
-        result = optimize(tmp_path, model, "attention_expandedattention")
-        assert "Attention" not in result.ops
-        assert_same_results(result)
-
-    def test_fully_masked_attention_row_gives_equal_result(self, tmp_path: Path) -> None:
-        model = graph(
-            """agraph (float[1, 2, 2, 4] q, float[1, 2, 2, 4] k, float[1, 2, 2, 4] v) => (float[1, 2, 2, 4] y)
-            { y = Attention(q, k, v, mask) }""",
-            23,
-            mask=np.array([[True, False], [False, False]]),
-        )
-        result = optimize(tmp_path, model, "attention_expandedattention")
-        assert "Attention" not in result.ops
-        assert_same_results(result)
-
-    def test_causal_attention_is_unchanged(self, tmp_path: Path) -> None:
-        model = graph(
-            """agraph (float[1, 2, 3, 4] q, float[1, 2, 5, 4] k, float[1, 2, 5, 4] v) => (float[1, 2, 3, 4] y)
-            { y = Attention<is_causal = 1>(q, k, v) }""",
-            23,
-        )
-        assert "1 Attention stay" in str(optimize(tmp_path, model, "attention_expandedattention").metrics["left"])
+@pytest.mark.parametrize(
+    "mask",
+    ["", "bool[3, 5] mask", "float[1, 1, 3, 5] mask", np.arange(15).reshape(3, 5) < 8],
+    ids=["none", "of truth values", "of numbers", "constant, with a row that hides everything"],
+)
+def test_attention_is_expanded_with_any_mask(tmp_path: Path, mask: str | np.ndarray) -> None:
+    given, constants = (mask, {}) if isinstance(mask, str) else ("", {"mask": mask})
+    model = graph(
+        f"""agraph (float[1, 2, 3, 4] q, float[1, 2, 5, 4] k, float[1, 2, 5, 4] v{given and f", {given}"})
+        => (float[1, 2, 3, 4] y) {{ y = Attention<scale = 0.3>(q, k, v{", mask" if given or constants else ""}) }}""",
+        23,
+        **constants,
+    )
+    result = optimize(tmp_path, model, "attention_expandedattention")
+    assert "Attention" not in result.ops
+    assert_same_results(result)
 
 
 def test_row_of_zeros_is_normalized_to_zeros(tmp_path: Path) -> None:

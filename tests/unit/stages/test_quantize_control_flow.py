@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import numpy_helper
+from optimize_samples import constants_of, session
 from quantization_samples import Result, calibrate, outlier_model, quantize, rows, weights
 
 from winml_dag.errors import StageError
@@ -82,18 +82,13 @@ def net(text: str, imports: str = '"": 17') -> onnx.ModelProto:
 
 def fed(model: onnx.ModelProto, seed: int, *, condition: bool = True) -> dict[str, np.ndarray]:
     random = np.random.default_rng(seed)
-    made: dict[str, np.ndarray] = {}
-    for value in model.graph.input:
-        shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
-        kind = value.type.tensor_type.elem_type
-        made[value.name] = (
-            random.normal(size=shape).astype(np.float32)
-            if kind == onnx.TensorProto.FLOAT
-            else np.array(condition)
-            if kind == onnx.TensorProto.BOOL
-            else np.array(3)
-        )
-    return made
+    floats = {
+        value.name: random.normal(size=[dim.dim_value for dim in value.type.tensor_type.shape.dim]).astype(np.float32)
+        for value in model.graph.input
+        if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+    }
+    others = {"c": np.array(condition), "n": np.array(3)}
+    return floats | {value.name: others[value.name] for value in model.graph.input if value.name in others}
 
 
 def quantized(folder: Path, model: onnx.ModelProto, mode: str, **fields: Any) -> Result:
@@ -108,19 +103,14 @@ def quantized(folder: Path, model: onnx.ModelProto, mode: str, **fields: Any) ->
 def assert_close(result: Result, model: onnx.ModelProto, least: float) -> None:
     """The model is valid in onnx, and computes the same as *model*, with and without all of onnxruntime's fusions."""
     onnx.checker.check_model(result.model)
-    original = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    for level in (
-        onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
-        onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
-    ):
-        options = onnxruntime.SessionOptions()
-        options.graph_optimization_level = level
-        session = onnxruntime.InferenceSession(result.content, options, providers=["CPUExecutionProvider"])
-        halves = {value.name for value in session.get_inputs() if value.type == "tensor(float16)"}
+    original = session(model)
+    for optimized in (False, True):
+        quantized = session(result.path, optimized=optimized)
+        halves = {value.name for value in quantized.get_inputs() if value.type == "tensor(float16)"}
         for condition in (True, False):
             feed = fed(model, 9, condition=condition)
             given = {name: array.astype(np.float16) if name in halves else array for name, array in feed.items()}
-            for expected, found in zip(original.run(None, feed), session.run(None, given), strict=True):
+            for expected, found in zip(original.run(None, feed), quantized.run(None, given), strict=True):
                 noise = np.sum((expected.astype(np.float64) - found) ** 2)
                 assert noise == 0 or 10 * np.log10(np.sum(expected.astype(np.float64) ** 2) / noise) > least
 
@@ -245,12 +235,17 @@ def test_unusual_constants_and_inputs_are_quantized(tmp_path: Path, model: onnx.
     assert_close(quantized(tmp_path, model, mode), model, LEAST[mode])
 
 
-def test_model_without_nodes_is_refused(tmp_path: Path) -> None:
-    model = of("g (float[2] x) => (float[2] x) { }")
-    for mode in MODES:
-        with pytest.raises(StageError) as caught:
-            quantized(tmp_path, model, mode)
-        assert caught.value.message.startswith("The model computes nothing in float32")
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "text",
+    ["(float[2] x) => (float[2] x) { }", "(int64[4] n) => (int64[4] j) { j = Neg (n) }"],
+    ids=["nodes", "floats"],
+)
+def test_model_without_nodes_or_floats_is_refused(tmp_path: Path, text: str, mode: str) -> None:
+    with pytest.raises(StageError) as caught:
+        quantized(tmp_path, of(f"g {text}"), mode)
+    assert caught.value.message.startswith("The model computes nothing in float32")
+    assert "fp32" in caught.value.advice
 
 
 def test_node_sorting_respects_inner_graph_reads() -> None:
@@ -277,8 +272,7 @@ def test_equalization_keeps_values_read_by_branches(tmp_path: Path, read: str) -
     data = {**rows(8), "c": np.ones(8, bool)}
     result = quantize(tmp_path, model, "static", calibrate(tmp_path, model, data, samples=8), "onnxruntime", **W8A8)
     feed = {**rows(1, seed=9), "c": np.array(True)}
-    expected = onnxruntime.InferenceSession(model.SerializeToString()).run(["seen"], feed)[0]
-    found = onnxruntime.InferenceSession(result.content).run(["seen"], feed)[0]
+    expected, found = (session(each).run(["seen"], feed)[0] for each in (model, result.path))
     # Relative to the channel: one channel is far larger than the others.
     assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
 
@@ -291,8 +285,8 @@ def test_branch_bound_shared_with_mask_is_unchanged(tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "model.onnx")
     assert write_typed(tmp_path / "model.onnx", tmp_path / "float.onnx", finite=True) == 1
     made = onnx.load(tmp_path / "float.onnx")
-    constants = {tensor.name: float(numpy_helper.to_array(tensor)) for tensor in made.graph.initializer}
-    assert constants["low"] == lowest
+    constants = constants_of(made)
+    assert constants["low"] == np.float32(lowest)
     assert constants[made.graph.node[0].input[1]] == -50
 
 

@@ -38,30 +38,28 @@ def static(tmp_path, ranges):
     return run
 
 
-def constants(result: Result) -> dict[str, np.ndarray]:
-    return {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in result.model.graph.initializer}
-
-
 def weight(result: Result, name: str = "wq") -> np.ndarray:
-    return constants(result)[f"{name}_quantized"].astype(np.int32)
+    return result.constants[f"{name}_quantized"].astype(np.int32)
 
 
 def weight_points(result: Result) -> set[int]:
-    found = constants(result)
-    return {int(found[f"{name}_zero_point"]) for name in ("wq", "wk", "wo")}
+    return {int(result.constants[f"{name}_zero_point"]) for name in ("wq", "wk", "wo")}
 
 
 def activation_points(result: Result) -> set[int]:
-    found = constants(result)
     nodes = [node for node in result.model.graph.node if node.op_type == "QuantizeLinear"]
-    return {int(found[node.input[2]]) for node in nodes}
+    return {int(result.constants[node.input[2]]) for node in nodes}
+
+
+def float_weights(result: Result) -> set[str]:
+    return {tensor.name for tensor in result.model.graph.initializer if tensor.data_type == TensorProto.FLOAT}
 
 
 class TestWeights:
     def test_dynamic_per_channel_gives_a_scale_per_column(self, tmp_path):
         for per_channel, shape in ((False, ()), (True, (WIDTH,))):
             result = quantize(tmp_path, text_model(), "dynamic", weight_type="int8", per_channel=per_channel)
-            assert constants(result)["wq_scale"].shape == shape
+            assert result.constants["wq_scale"].shape == shape
 
     @pytest.mark.parametrize(
         ("rules", "per_channel"), [(None, False), ("qnn", True), ("onnxruntime", False), ("onnxruntime", True)]
@@ -125,10 +123,9 @@ class TestLeftOut:
     def test_excluded_nodes_keep_float_weights_with_reason(self, run, fields, reason):
         result = run(**fields)
         matmuls = [node for node in result.model.graph.node if node.op_type == "MatMul"]
-        floats = {t.name for t in result.model.graph.initializer if t.data_type == TensorProto.FLOAT}
         assert {node.name for node in matmuls} == {"query", "key", "scores", "mix", "project"}
         assert {node.input[1] for node in matmuls} >= {"wq", "wk", "wo"}
-        assert {"wq", "wk", "wo"} <= floats
+        assert {"wq", "wk", "wo"} <= float_weights(result)
         assert result.metrics["nodes_skipped_reasons"]["MatMul"] == {reason: 5}
 
     def test_rtn_refuses_when_all_supported_operators_are_excluded(self, tmp_path):
@@ -138,8 +135,7 @@ class TestLeftOut:
 
     def test_single_node_can_be_excluded(self, run):
         result = run(nodes_to_exclude=("project",))
-        assert "wo" in {t.name for t in result.model.graph.initializer if t.data_type == TensorProto.FLOAT}
-        assert "wq" not in {t.name for t in result.model.graph.initializer if t.data_type == TensorProto.FLOAT}
+        assert float_weights(result) & {"wo", "wq"} == {"wo"}
         assert result.metrics["nodes_skipped_reasons"]["MatMul"]["excluded by quant.nodes_to_exclude"] == 1
 
     @pytest.mark.parametrize(
@@ -164,18 +160,12 @@ class TestLeftOut:
 
 
 class TestReasons:
-    def test_dynamic_reports_skip_reason_per_operator(self, tmp_path):
-        reasons = quantize(tmp_path, text_model(), "dynamic").metrics["nodes_skipped_reasons"]
-        assert reasons["MatMul"] == {"its weight is not constant": 2}
-        assert reasons["Softmax"] == {"no rule for this operator": 1}
-
-    def test_rtn_reports_skip_reason_per_operator(self, tmp_path):
-        result = quantize(tmp_path, text_model(), "rtn", rtn_block_size=16, nodes_to_exclude=("query",))
-        assert result.metrics["nodes_skipped_reasons"]["MatMul"] == {
-            "excluded by quant.nodes_to_exclude": 1,
-            "its weight is not constant": 2,
-        }
-        assert result.metrics["nodes_skipped_reasons"]["Gather"] == {"no rule for this operator": 1}
+    @pytest.mark.parametrize(("mode", "ruleless"), [("dynamic", "Softmax"), ("rtn", "Gather")])
+    def test_skip_reason_is_reported_per_operator(self, tmp_path, mode, ruleless):
+        result = quantize(tmp_path, text_model(), mode, rtn_block_size=16, nodes_to_exclude=("query",))
+        reasons = result.metrics["nodes_skipped_reasons"]
+        assert reasons["MatMul"] == {"excluded by quant.nodes_to_exclude": 1, "its weight is not constant": 2}
+        assert reasons[ruleless] == {"no rule for this operator": 1}
 
     def test_fp16_distinguishes_unsupported_from_excluded(self, tmp_path):
         model = text_model()
@@ -232,16 +222,15 @@ class TestMixed:
 
     @pytest.mark.parametrize("rules", RULES)
     def test_node_override_sets_weight_type(self, static, rules):
-        found = constants(static(rules, node_overrides=(NodeTypes("query", "int4"),)))
-        assert len(np.unique(found["wq_quantized"].astype(np.int32))) <= 16
-        assert len(np.unique(found["wk_quantized"])) > 16
+        result = static(rules, node_overrides=(NodeTypes("query", "int4"),))
+        assert [len(np.unique(weight(result, name))) <= 16 for name in ("wq", "wk")] == [True, False]
 
     def test_shared_weight_gets_the_type_of_each_node(self, static):
         model = text_model()
         next(node for node in model.graph.node if node.name == "key").input[1] = "wq"
         result = static(model=model, node_overrides=(NodeTypes("key", "int4"),))
         assert result.metrics["weights_by_type"]["int4"] == 1
-        assert len(np.unique(constants(result)["wq_quantized"])) > 16
+        assert len(np.unique(weight(result))) > 16
 
     def test_exact_name_overrides_pattern(self, static):
         overrides = (NodeTypes("*", None, "uint16"), NodeTypes("softmax", None, "uint8"))

@@ -181,16 +181,14 @@ def test_sixteen_bits_use_standard_domain_from_opset_21(tmp_path):
 
 def test_qnn_weights_default_to_per_channel(tmp_path, ranges):
     def scales(**fields):
-        model = quantize(tmp_path, text_model(), "static", ranges, **W8A8, **fields).model
-        sizes = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
-        points = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-        return sizes["wq_scale"], set(points["wq_zero_point"].ravel().tolist())
+        found = quantize(tmp_path, text_model(), "static", ranges, **W8A8, **fields).constants
+        return found["wq_scale"].shape, set(found["wq_zero_point"].ravel().tolist())
 
-    assert scales(rules="qnn") == ([WIDTH], {128})
-    assert scales(rules="qnn", weight_symmetric=False) == ([WIDTH], {128})  # the only form that QNN supports
-    assert scales(rules="qnn", per_channel=False, weight_symmetric=True) == ([], {128})
-    assert scales(rules="onnxruntime")[0] == []
-    assert scales(rules="onnxruntime", per_channel=True)[0] == [WIDTH]
+    assert scales(rules="qnn") == ((WIDTH,), {128})
+    assert scales(rules="qnn", weight_symmetric=False) == ((WIDTH,), {128})  # the only form that QNN supports
+    assert scales(rules="qnn", per_channel=False, weight_symmetric=True) == ((), {128})
+    assert scales(rules="onnxruntime")[0] == ()
+    assert scales(rules="onnxruntime", per_channel=True)[0] == (WIDTH,)
 
 
 def test_shared_weight_stays_per_tensor_for_qnn(tmp_path):
@@ -198,7 +196,7 @@ def test_shared_weight_stays_per_tensor_for_qnn(tmp_path):
     model = graph(text, table=weights(WIDTH, WIDTH))
     ranges = calibrate(tmp_path, model)
     result = quantize(tmp_path, model, "static", ranges, "qnn", **W8A8)
-    assert next(list(t.dims) for t in result.model.graph.initializer if t.name == "table_scale") == []
+    assert result.constants["table_scale"].shape == ()
 
 
 def test_nodes_after_nonstandard_operator_are_quantized(tmp_path):

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ from quantization_samples import (
     calibrate,
     fresh,
     image_model,
-    inside,
     outlier_model,
     pixels,
     put,
@@ -77,7 +77,7 @@ def sensitivity(
     seed: int | None = None,
     **fields: Any,
 ) -> Ranking:
-    with inside(fresh(folder, "sensitivity")):
+    with chdir(fresh(folder, "sensitivity")):
         inputs = {"model": put(Path("model"), model)}
         if data is not None:
             inputs["data"] = stored(Path("data"), **data)
