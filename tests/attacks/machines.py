@@ -9,10 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
-from winml_dag.engine.keys import cache_key
 from winml_dag.pipeline.remotes import open_store
 from winml_dag.pipeline.request import RemoteOptions
-from winml_dag.store.records import KeyInputs, Record
+from winml_dag.store.records import KeyInputs, Record, cache_key
 from winml_dag.store.store import Store
 
 # The keys of each. HMAC signs and verifies with the same secret, so every reader of main's records has main's key.

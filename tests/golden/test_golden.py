@@ -19,7 +19,7 @@ import pytest
 from oneprocess import OneProcess
 from onnx import TensorProto, helper, numpy_helper
 
-from winml_dag.engine.keys import config_hash
+from winml_dag.canonical import json_hash
 from winml_dag.pipeline.plan_cache import plan_request
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.recipe.load import shipped_recipes
@@ -81,7 +81,7 @@ def stages() -> object:
 
 def _stages(request: Request, store: Store) -> dict[str, str]:
     graph = plan_request(request, store, download=False, needs_folder=False).graph
-    return {node.id: f"{node.stage.version} {config_hash(node.config)[:16]}" for node in graph.nodes}
+    return {node.id: f"{node.stage.version} {json_hash(node.config)[:16]}" for node in graph.nodes}
 
 
 def forms() -> object:

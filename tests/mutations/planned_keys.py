@@ -18,8 +18,8 @@ from memory_store import MemoryRows
 from model_files import put_back
 from onnx import TensorProto, helper
 
+from winml_dag.canonical import json_hash
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.keys import cache_key, config_hash
 from winml_dag.engine.plan import BuildState
 from winml_dag.engine.stage import Node
 from winml_dag.ep.providers.openvino import OPENVINO
@@ -36,7 +36,7 @@ from winml_dag.recipe.load import LoadedRecipe, parse_recipe
 from winml_dag.stages import optimize
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import Fingerprints, digest_bytes
-from winml_dag.store.records import KeyInputs, Record
+from winml_dag.store.records import KeyInputs, Record, cache_key
 from winml_dag.store.store import Store
 
 # The key inputs of each stage.
@@ -254,7 +254,7 @@ def pretend_built(planned: BuildGraph, store: Store, scratch: Path) -> dict[str,
                 shutil.copy(optimize.NOTHING, folder)
             else:
                 (folder / name).write_text(name, encoding="utf-8")
-        record = Record(cache_key(key_inputs), config_hash(node.config), key_inputs, {}, made_at="2026-01-01")
+        record = Record(cache_key(key_inputs), json_hash(node.config), key_inputs, {}, made_at="2026-01-01")
         known.settle(node, store.publish(record, folders))
     first = [node for node in planned.graph.nodes if (round_of(node) or ("", 0))[1] == 0]
     return {node.id: known.records[node.id].cache_key for node in first}

@@ -17,12 +17,11 @@ from planned_keys import stages_of
 from reach import BASES, EDITS, REFUSED, edited
 
 from winml_dag.canonical import JsonValue
-from winml_dag.engine.keys import cache_key
 from winml_dag.engine.stage import config_json, read_config
 from winml_dag.engine.worker import load
 from winml_dag.stages.builtin import LINE
 from winml_dag.stages.sensitivity import SENSITIVITY, SensitivityConfig
-from winml_dag.store.records import KeyInputs
+from winml_dag.store.records import KeyInputs, cache_key
 
 STAGES = {**LINE, "sensitivity": SENSITIVITY}
 CONFIGS: dict[str, type] = {name: load(stage.config) for name, stage in STAGES.items()}

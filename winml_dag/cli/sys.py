@@ -59,8 +59,8 @@ def _machine() -> dict[str, Any]:
 
     from winml_dag import __version__
     from winml_dag.configuration import config_file
-    from winml_dag.engine.keys import installed_distributions, normalised
     from winml_dag.ep.registry import runtime_builds
+    from winml_dag.installed import installed_distributions, normalised
     from winml_dag.pipeline.host import this_host
     from winml_dag.store.cache_folder import default_cache_dir
 

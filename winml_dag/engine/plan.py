@@ -10,11 +10,10 @@ from itertools import takewhile
 from winml_dag.engine import events
 from winml_dag.engine.events import NOT_KNOWN, Inputs, Reason, StageResult, Status
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.keys import cache_key, key_inputs_of
-from winml_dag.engine.stage import Node
+from winml_dag.engine.stage import Node, key_inputs_of
 from winml_dag.errors import StageError
 from winml_dag.store.artifact import Artifact
-from winml_dag.store.records import KeyInputs, Record
+from winml_dag.store.records import KeyInputs, Record, cache_key
 from winml_dag.store.store import Store
 
 # The store reads this many in one statement.

@@ -18,14 +18,13 @@ from winml_dag.engine.eta import CostModel, Eta, chains, expected_work
 from winml_dag.engine.events import Observer, Reason, Silent, StageResult, Status
 from winml_dag.engine.exchange import Watch
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.keys import cache_key
 from winml_dag.engine.plan import BuildState, Reuse, Run, decide, refusal, remembered_name
 from winml_dag.engine.resources import Admission, Allocation, Capacity, ReadyQueue
 from winml_dag.engine.run import Damaged, RunOutcome, Runs
 from winml_dag.engine.stage import Node, Stage
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.blobs import BlobDamaged
-from winml_dag.store.records import Record
+from winml_dag.store.records import Record, cache_key
 from winml_dag.store.store import Store
 
 # If a stage's output is damaged again each time it is rebuilt, the disk is broken; it is not a lost blob.

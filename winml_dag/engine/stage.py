@@ -26,6 +26,8 @@ from winml_dag.store.artifact import Artifact, FileEntry
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+    from winml_dag.store.records import KeyInputs
+
 
 DEFAULT_TIMEOUT_SECONDS = 3600.0
 
@@ -264,6 +266,14 @@ class Workspace:
             names = ", ".join(path.name for path in found) or "none"
             raise StageError(f"Input {slot!r} should have exactly one {suffix} file, but has: {names}.")
         return found[0]
+
+
+def key_inputs_of(node: Node, inputs: Mapping[str, str]) -> KeyInputs:
+    """The key inputs of *node*; *inputs* has the artifact digest of each of its slots."""
+    # Imported here: the process of a stage needs no records.
+    from winml_dag.store.records import KeyInputs
+
+    return KeyInputs(node.stage.name, node.stage.version, node.config, inputs, node.toolchain)
 
 
 T = TypeVar("T")

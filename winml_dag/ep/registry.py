@@ -15,12 +15,12 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from winml_dag.entrypoints import entry_points
 from winml_dag.ep import providers
 from winml_dag.ep.provider import ExecutionProvider, Target, is_arm, is_emulated
 from winml_dag.ep.providers.cpu import CPU
 from winml_dag.ep.providers.qnn import QNN
 from winml_dag.errors import UsageError, known_instead
+from winml_dag.installed import entry_points
 
 __all__ = ["AUTO", "CPU", "EXECUTION_PROVIDERS", "QNN", "ExecutionProvider", "Target", "is_arm", "is_emulated"]
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from winml_dag.engine.keys import config_hash
+from winml_dag.canonical import json_hash
 from winml_dag.errors import UsageError
 from winml_dag.file_reading import read_json
 from winml_dag.names import KEPT, parents
@@ -109,7 +109,7 @@ def _listed(below: Below, manifest: Manifest, recipe: Path | None) -> Iterator[t
 
 def _is_settings_of(path: Path, manifest: Manifest) -> bool:
     try:
-        return config_hash(read_json(path)) == manifest.build.config_hash
+        return json_hash(read_json(path)) == manifest.build.config_hash
     except (OSError, ValueError, AttributeError):
         return False
 

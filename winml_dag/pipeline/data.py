@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from winml_dag.engine.keys import distribution_version
 from winml_dag.engine.stage import Skip, Source, SourceFile
 from winml_dag.errors import InputError, RecipeError, UsageError
 from winml_dag.file_reading import before_reading, before_reading_folders, read_json
+from winml_dag.installed import distribution_version
 from winml_dag.names import KEPT, is_safe_part
 from winml_dag.pipeline.model import Model, ModelFolder, find_processor_folder
 from winml_dag.recipe.fields import resolve_path

@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winml_dag.engine.keys import installed_distributions, normalised
 from winml_dag.engine.resources import physical_memory_bytes
 from winml_dag.engine.stage import Node
 from winml_dag.ep.availability import environment_of, package_of
 from winml_dag.ep.environments import Environment
 from winml_dag.ep.registry import CPU, ExecutionProvider, execution_providers, runtime_builds
 from winml_dag.errors import UsageError
+from winml_dag.installed import installed_distributions, normalised
 from winml_dag.stages.devices import DEVICES
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonObject
-from winml_dag.engine.keys import installed_distributions, normalised, versions, versions_in
 from winml_dag.engine.stage import Node, Source, Stage, config_json
 from winml_dag.ep.availability import (
     environment_elsewhere,
@@ -24,6 +23,7 @@ from winml_dag.ep.availability import (
     package_of,
 )
 from winml_dag.ep.registry import CPU, Target, find_ep, is_emulated, runtime_builds
+from winml_dag.installed import installed_distributions, normalised, versions, versions_in
 from winml_dag.pipeline.data import packages_of
 from winml_dag.pipeline.model import Known
 from winml_dag.pipeline.search import CHECK

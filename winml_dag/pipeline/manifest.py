@@ -18,9 +18,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winml_dag.canonical import JsonObject, JsonValue
+from winml_dag.canonical import JsonObject, JsonValue, json_hash
 from winml_dag.engine.events import StageResult
-from winml_dag.engine.keys import config_hash
 from winml_dag.engine.stage import Node
 from winml_dag.errors import InputError, StoreError
 from winml_dag.file_reading import MOST_BYTES_OF_MANY, read_json
@@ -165,7 +164,7 @@ def make_manifest(done: FinishedBuild) -> JsonObject:
         "schema_version": SCHEMA_VERSION,
         "source": build.origin,
         **({} if planned.final is None else _of_model(done)),
-        "config_hash": config_hash(settings),
+        "config_hash": json_hash(settings),
         "timestamp": datetime.datetime.now(datetime.UTC).isoformat(),
         "elapsed_seconds": round(done.elapsed_seconds, 3),
         "notices": list(build.notices),
@@ -190,7 +189,7 @@ def _of_model(done: FinishedBuild) -> JsonObject:
         "quality": None if components else quality_json(list(results.values()), build.precision),
         "execution_provider": build.execution_provider,
         "device": build.device,
-        "cache_key": config_hash(keys) if components else results[finals[0]].cache_key,
+        "cache_key": json_hash(keys) if components else results[finals[0]].cache_key,
         "final_artifact": None if components else MODEL,
         **({"components": components} if components else {}),
         **_of_search(searches(results.values())),

@@ -103,7 +103,7 @@ def close_store(store: Store) -> None:
 
 def _remotes(store: Store, settings: RemoteSettings, warn: Callable[[str], None], watcher: Watcher | None) -> Remotes:
     from winml_dag import TOOL_ID
-    from winml_dag.engine.keys import cache_key
+    from winml_dag.store.records import cache_key
     from winml_dag.store.remote.ci import ci_run
     from winml_dag.store.remote.settings import Mode, open_remote
     from winml_dag.store.remote.tier import Remotes

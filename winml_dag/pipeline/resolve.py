@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from winml_dag.engine.keys import distribution_version
 from winml_dag.engine.stage import Skip, Source
 from winml_dag.ep.availability import is_at_hand, require_at_hand, what_is_missing
 from winml_dag.ep.registry import CPU, Target
 from winml_dag.errors import UsageError, WinmlDagError
+from winml_dag.installed import distribution_version
 from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.decisions import Decisions, ResolveContext, option_files, sdk_of
 from winml_dag.pipeline.layout import has_only_stages, output_folder

@@ -133,7 +133,7 @@ def _code_state() -> str:
 
 def _installed() -> str:
     # Imported here: it takes 3 ms, and is only needed when a package folder has changed.
-    from winml_dag.engine.keys import installed_distributions
+    from winml_dag.installed import installed_distributions
 
     return short_hash(installed_distributions())
 

@@ -16,8 +16,8 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Final, Literal
 
-from winml_dag.entrypoints import entry_points
 from winml_dag.errors import UsageError
+from winml_dag.installed import entry_points
 
 By = Literal["onnxruntime", "onnxscript", "nothing"]
 

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 RECORD_FORMAT = 1
+# Increased when the key format changes: old records are then never found.
+KEY_FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,25 @@ class KeyInputs:
     def config_hash(self) -> str:
         """The hash of ``config``, used for the key and for the record."""
         return json_hash(self.config)
+
+
+def cache_key(key_inputs: KeyInputs) -> str:
+    """64 hex digits over everything that the outputs depend on: equal keys mean equal work.
+
+    A key is made from the *contents* of the inputs, not from how they were made: a re-run with identical output stops
+    there. Not in a key: verbosity, output folder, number of jobs, time, host name, absolute paths. It is sha256 because
+    it is looked up in stores that others write to; the hashed data is small.
+    """
+    return json_hash(
+        {
+            "key_format": KEY_FORMAT,
+            "stage": key_inputs.stage,
+            "version": key_inputs.version,
+            "config_hash": key_inputs.config_hash,
+            "inputs": key_inputs.inputs,
+            "toolchain": key_inputs.toolchain,
+        }
+    )
 
 
 @dataclass(frozen=True)

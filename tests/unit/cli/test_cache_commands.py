@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from winml_dag.cli.cache import command
-from winml_dag.engine.keys import cache_key
 from winml_dag.store.cache_folder import log_build
-from winml_dag.store.records import KeyInputs, Record
+from winml_dag.store.records import KeyInputs, Record, cache_key
 from winml_dag.store.remote.settings import SigningKey
 from winml_dag.store.remote.trust import Maker, Trust
 from winml_dag.store.store import Store

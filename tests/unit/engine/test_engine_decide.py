@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from memory_store import NotedStore
 
-from winml_dag.engine.keys import cache_key, config_hash
+from winml_dag.canonical import json_hash
 from winml_dag.engine.plan import Reuse, Run, decide
-from winml_dag.store.records import KeyInputs, Record
+from winml_dag.store.records import KeyInputs, Record, cache_key
 
 MADE = KeyInputs(
     stage="quantize",
@@ -38,7 +38,7 @@ def keep(store: NotedStore, tmp_path: Path) -> Keep:
         folder = tmp_path / key[:8]
         folder.mkdir()
         (folder / "quantized.onnx").write_text("weights")
-        record = Record(key, config_hash(made.config), made, {}, elapsed_seconds=12.5, made_at="2030-01-01")
+        record = Record(key, json_hash(made.config), made, {}, elapsed_seconds=12.5, made_at="2030-01-01")
         store.remember({name: key})
         return store.publish(record, {"model": folder})
 
@@ -117,5 +117,5 @@ def test_lost_blob_is_named(store: NotedStore, keep: Keep) -> None:
 
 def test_changed_key_format_is_reported(store: NotedStore, keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
     keep()
-    monkeypatch.setattr("winml_dag.engine.keys.KEY_FORMAT", 2)
+    monkeypatch.setattr("winml_dag.store.records.KEY_FORMAT", 2)
     assert run_reason(store, MADE) == "its key is computed differently now"

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_store import NotedStore
 
-from winml_dag.canonical import JsonObject, JsonValue, canonical_json
+from winml_dag.canonical import JsonObject, JsonValue, canonical_json, json_hash
 from winml_dag.engine.diff import (
     MOST_RECORDS,
     Change,
@@ -24,11 +24,10 @@ from winml_dag.engine.diff import (
     summed_up,
 )
 from winml_dag.engine.events import Inputs
-from winml_dag.engine.keys import cache_key, config_hash
 from winml_dag.engine.stage import Source, SourceFile
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import digest_bytes
-from winml_dag.store.records import KeyInputs, Record
+from winml_dag.store.records import KeyInputs, Record, cache_key
 from winml_dag.store.store import Store
 
 
@@ -247,7 +246,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 def keep(store: Store) -> Keep:
     def keep(made_at: str = "2030-01-01T10:00:00+00:00", *, model: Artifact = MODEL, **changes: object) -> Record:
         made = replace(WANTED, inputs={"model": model.digest}, **changes)  # type: ignore[arg-type]
-        record = Record(cache_key(made), config_hash(made.config), made, {}, made_at=made_at, made_by="me")
+        record = Record(cache_key(made), json_hash(made.config), made, {}, made_at=made_at, made_by="me")
         kept = store.publish(replace(record, input_files={"model": model.to_json()}), {})
         store.records.flush()
         return kept
@@ -303,7 +302,7 @@ def test_record_with_more_differences_than_matches_is_not_near(store: Store, kee
 
 
 def test_equal_record_under_another_key_is_not_near(store: Store, keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("winml_dag.engine.keys.KEY_FORMAT", 0)
+    monkeypatch.setattr("winml_dag.store.records.KEY_FORMAT", 0)
     keep()
     assert nearest(store) is None
 
@@ -328,7 +327,7 @@ def test_no_record_has_fewer_differences_than_the_nearest(wanted: JsonObject, re
     store = NotedStore()
     goal = replace(WANTED, config=wanted)
     others = [replace(WANTED, config=made) for made in records if made != wanted]
-    kept = [store.publish(Record(cache_key(made), config_hash(made.config), made, {}), {}) for made in others]
+    kept = [store.publish(Record(cache_key(made), json_hash(made.config), made, {}), {}) for made in others]
     found = NearRecords(store).nearest(goal, Inputs(), None)
     fewest = min((len(changes_between(record, goal, Inputs())) for record in kept), default=None)
     assert fewest == (None if found is None else len(found.changes))

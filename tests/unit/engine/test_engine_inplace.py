@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from winml_dag.canonical import json_hash
 from winml_dag.engine.inplace import InPlace
-from winml_dag.engine.keys import cache_key, config_hash
 from winml_dag.errors import StoreError
 from winml_dag.store.artifact import FileEntry
 from winml_dag.store.blobs import BlobDamaged
-from winml_dag.store.records import KeyInputs, Record
+from winml_dag.store.records import KeyInputs, Record, cache_key
 from winml_dag.store.store import Store
 
 KILLED = 9
@@ -32,7 +32,7 @@ def file(store: Store, tmp_path: Path) -> FileEntry:
     made = KeyInputs("stage", 1, {}, {}, {})
     (tmp_path / "scratch" / "made" / "deep").mkdir(parents=True)
     (tmp_path / "scratch" / "made" / "deep" / "words").write_bytes(DATA)
-    record = Record(cache_key(made), config_hash({}), made, {})
+    record = Record(cache_key(made), json_hash({}), made, {})
     (file,) = store.publish(record, {"words": tmp_path / "scratch"}).files()
     return file
 

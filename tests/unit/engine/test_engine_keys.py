@@ -13,9 +13,10 @@ from engine_samples import node, properties
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winml_dag.canonical import JsonValue
-from winml_dag.engine.keys import ABSENT, cache_key, config_hash, distribution_version, key_inputs_of, versions
-from winml_dag.store.records import KeyInputs
+from winml_dag.canonical import JsonValue, json_hash
+from winml_dag.engine.stage import key_inputs_of
+from winml_dag.installed import ABSENT, distribution_version, versions
+from winml_dag.store.records import KeyInputs, cache_key
 
 names = st.text(max_size=4)
 leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
@@ -66,7 +67,7 @@ def test_different_key_input_gives_different_key(name: str, data: st.DataObject)
 def test_mapping_order_does_not_change_the_key(made: KeyInputs) -> None:
     mappings = {name: turned(getattr(made, name)) for name in ("config", "inputs", "toolchain")}
     assert cache_key(replace(made, **mappings)) == cache_key(made)
-    assert config_hash(mappings["config"]) == config_hash(made.config)
+    assert json_hash(mappings["config"]) == json_hash(made.config)
 
 
 def test_equal_values_in_different_fields_give_different_keys() -> None:
@@ -76,7 +77,7 @@ def test_equal_values_in_different_fields_give_different_keys() -> None:
 
 def test_non_json_value_is_refused() -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
-        config_hash({"min_cosine": float("nan")})
+        json_hash({"min_cosine": float("nan")})
 
 
 def test_node_and_input_names_are_not_in_the_key() -> None:

@@ -9,10 +9,9 @@ from engine_samples import Bench, node
 
 from winml_dag.engine.eta import Eta, Work, chains, critical_path
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.keys import cache_key
 from winml_dag.engine.resources import Admission, Capacity, ReadyQueue, ResourceRequest
 from winml_dag.engine.stage import Node
-from winml_dag.store.records import KeyInputs, Record
+from winml_dag.store.records import KeyInputs, Record, cache_key
 
 # Two cells sharing one export, and one that shares nothing.
 SWEEP = (

@@ -15,10 +15,9 @@ from memory_store import NotedStore
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import Status
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.keys import key_inputs_of
 from winml_dag.engine.plan import Run, decide
 from winml_dag.engine.run import LocalRuns, Runner
-from winml_dag.engine.stage import Node, Workspace
+from winml_dag.engine.stage import Node, Workspace, key_inputs_of
 from winml_dag.errors import InputError, Interrupted, StageError
 
 LINE = (node("export", "weights"), node("quantize", "export.out"), node("compile", "quantize.out"))

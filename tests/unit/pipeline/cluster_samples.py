@@ -17,12 +17,11 @@ from winml_dag import __version__
 from winml_dag.engine import events
 from winml_dag.engine.events import StageResult
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.keys import key_inputs_of
 from winml_dag.engine.plan import Run
 from winml_dag.engine.run import Runner, RunOutcome
 from winml_dag.engine.schedule import RunOptions
 from winml_dag.engine.schedule import Scheduler as EngineScheduler
-from winml_dag.engine.stage import Memory, Node, Source
+from winml_dag.engine.stage import Memory, Node, Source, key_inputs_of
 from winml_dag.pipeline.cluster.cluster import Cluster, ClusterOptions
 from winml_dag.pipeline.cluster.report import Installed, Report, folder_identity
 from winml_dag.pipeline.cluster.worker import Order, Workplace, dask_worker

@@ -13,7 +13,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from winml_dag.engine.keys import cache_key, config_hash
+from winml_dag.canonical import json_hash
 from winml_dag.ep.qairt import CONVERTER, GENERATOR, host_name, library, program
 from winml_dag.pipeline.decisions import ResolveContext
 from winml_dag.pipeline.plan import Build
@@ -21,7 +21,7 @@ from winml_dag.pipeline.request import Overrides
 from winml_dag.pipeline.resolve import resolve
 from winml_dag.recipe.load import LoadedRecipe, parse_recipe
 from winml_dag.store.artifact import FileEntry
-from winml_dag.store.records import KeyInputs, Record
+from winml_dag.store.records import KeyInputs, Record, cache_key
 from winml_dag.store.store import Store
 
 NOTHING = Overrides()
@@ -60,7 +60,7 @@ def publish(store: Store, scratch: Path, files: Mapping[str, bytes]) -> tuple[Fi
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
         (folder / name).write_bytes(data)
-    return store.publish(Record(cache_key(made), config_hash({}), made, {}), {"model": folder}).files()
+    return store.publish(Record(cache_key(made), json_hash({}), made, {}), {"model": folder}).files()
 
 
 def put_sdk(folder: Path) -> Path:

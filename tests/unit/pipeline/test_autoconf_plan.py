@@ -10,8 +10,7 @@ import yaml
 from onnx import TensorProto, helper, save
 
 from winml_dag import file_reading
-from winml_dag.engine.keys import cache_key, key_inputs_of
-from winml_dag.engine.stage import Node
+from winml_dag.engine.stage import Node, key_inputs_of
 from winml_dag.ep.availability import installed
 from winml_dag.ep.registry import CPU, QNN
 from winml_dag.pipeline.buildgraph import BuildGraph
@@ -21,6 +20,7 @@ from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.resolve import build_of
 from winml_dag.stages.analyze import ASKED_ABOUT
 from winml_dag.stages.analyze.analysis import FUSIONS
+from winml_dag.store.records import cache_key
 from winml_dag.store.store import Store
 
 RANDOM = {"task": "text-classification", "model_type": "bert", "random_weights": {"config": {"hidden_size": 32}}}

@@ -20,13 +20,13 @@ from distributed import Reschedule
 import winml_dag.pipeline.cluster
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import StageResult, Status
-from winml_dag.engine.keys import cache_key, key_inputs_of, versions
 from winml_dag.engine.plan import Reuse
 from winml_dag.engine.run import RunOutcome
-from winml_dag.engine.stage import Node
+from winml_dag.engine.stage import Node, key_inputs_of
 from winml_dag.ep.availability import environment_elsewhere, installed, knowing
 from winml_dag.ep.registry import QNN, Target
 from winml_dag.errors import StageError, UsageError
+from winml_dag.installed import versions
 from winml_dag.pipeline.cluster.cluster import require_shared
 from winml_dag.pipeline.cluster.report import NO_REPORT, Report, Requirement, Worker, environments_of, folder_identity
 from winml_dag.pipeline.cluster.worker import Order, Workplace, serve
@@ -35,6 +35,7 @@ from winml_dag.pipeline.line import HERE, ep_place
 from winml_dag.pipeline.remoteconfig import with_secrets_of_this_machine
 from winml_dag.stages.devices import DEVICES
 from winml_dag.store.digest import Fingerprints
+from winml_dag.store.records import cache_key
 from winml_dag.store.remote.settings import Mode, RemoteSettings, TierSettings
 from winml_dag.store.store import Store
 

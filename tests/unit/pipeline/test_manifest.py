@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from winml_dag.engine.keys import distribution_version, record_digest, wheel_records
 from winml_dag.engine.stage import Source, SourceFile
-from winml_dag.pipeline.build_info import asked_for, source_json
+from winml_dag.installed import distribution_version
+from winml_dag.pipeline.build_info import asked_for, record_digest, source_json, wheel_records
 from winml_dag.pipeline.manifest import manifest_text, with_part
 from winml_dag.pipeline.request import Overrides
 from winml_dag.recipe.load import load_recipe

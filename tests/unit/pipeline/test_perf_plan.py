@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from pipeline_samples import save_model
 
-from winml_dag.engine.keys import cache_key
 from winml_dag.engine.plan import BuildState
 from winml_dag.errors import InputError, UsageError
 from winml_dag.pipeline.assess.builtmodel import find_built_model
@@ -19,6 +18,7 @@ from winml_dag.pipeline.assess.perf import PerfPlan, plan_perf
 from winml_dag.pipeline.host import Host, this_host
 from winml_dag.pipeline.run import BuildOptions
 from winml_dag.recipe.schema import Perf
+from winml_dag.store.records import cache_key
 from winml_dag.store.store import Store
 
 HOST = Host("linux x86_64", "A Processor", logical_cores=8, usable_cores=8, memory_gib=16, accelerators=("a GPU 1.0",))

@@ -16,10 +16,10 @@ from pipeline_samples import changed_before, put_sdk, save_model
 
 from winml_dag import file_reading
 from winml_dag.configuration import CONFIG_VARIABLE, ENVIRONMENTS_VARIABLE
-from winml_dag.engine import keys
 from winml_dag.ep.availability import installed
 from winml_dag.ep.qairt import host_name, library
 from winml_dag.ep.registry import QNN
+from winml_dag.installed import forget_installed
 from winml_dag.pipeline import plan as pipeline_plan
 from winml_dag.pipeline import plan_cache, uptodate
 from winml_dag.pipeline.buildgraph import BuildGraph
@@ -169,11 +169,11 @@ def test_installed_or_changed_package_invalidates_plan(
 
     def install() -> None:
         (packages / "onnxruntime-99.0.dist-info").mkdir()
-        keys._listed_here.cache_clear()
+        forget_installed()
 
     _, after = ended_by(install, store)
     assert after.graph.node("quantize").toolchain["onnxruntime"] == "99.0"
-    keys._listed_here.cache_clear()
+    forget_installed()
 
 
 def test_changed_program_code_invalidates_plan(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from pipeline_samples import changed_before
 
 from winml_dag import file_reading
 from winml_dag.cli import run
-from winml_dag.engine import keys
+from winml_dag.installed import forget_installed
 from winml_dag.pipeline import build as pipeline_build
 from winml_dag.pipeline import plan as pipeline_plan
 from winml_dag.pipeline import plan_cache
@@ -139,7 +139,7 @@ def test_reverted_edit_is_reverted_in_manifest() -> None:
 
 def install_package() -> None:
     Path(f"packages/package{len(list(Path('packages').iterdir()))}-1.0.dist-info").mkdir()
-    keys._listed_here.cache_clear()
+    forget_installed()
 
 
 EDITS: dict[str, Callable[[], object]] = {

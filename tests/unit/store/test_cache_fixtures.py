@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from winml_dag.engine.keys import cache_key
 from winml_dag.engine.plan import Reuse, decide
 from winml_dag.errors import StoreError
 from winml_dag.store.blobs import BlobDamaged
 from winml_dag.store.digest import digest_file
 from winml_dag.store.gc import Limits, collect
-from winml_dag.store.records import Record
+from winml_dag.store.records import Record, cache_key
 from winml_dag.store.store import Store
 from winml_dag.store.upkeep import repair, verify
 

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from winml_dag.canonical import JsonObject
-from winml_dag.engine.keys import versions
 from winml_dag.engine.stage import Node, Stage, config_json
 from winml_dag.ep.availability import can_be_asked, require_installed, resolve_target
 from winml_dag.ep.provider import complete_options
 from winml_dag.ep.registry import CPU, Target, execution_providers, find_ep
 from winml_dag.ep.support import table_files
 from winml_dag.errors import StoreError, UsageError
+from winml_dag.installed import versions
 from winml_dag.pipeline.assess.builtmodel import BuiltModel
 from winml_dag.pipeline.assess.measurement import Measurement, MeasurementGraph, plan_measurement
 from winml_dag.pipeline.decisions import support_of

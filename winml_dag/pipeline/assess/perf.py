@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject
-from winml_dag.engine.keys import distribution_version, versions
 from winml_dag.engine.stage import Node, Source, SourceFile, config_json
 from winml_dag.ep.availability import require_installed
 from winml_dag.ep.registry import Target
 from winml_dag.errors import InputError, UsageError
+from winml_dag.installed import distribution_version, versions
 from winml_dag.onnxmodel.graphfile import read_model
 from winml_dag.onnxmodel.inspect import UNKNOWN_DIMENSION, UNKNOWN_RANK
 from winml_dag.onnxmodel.precision import precision_of

@@ -16,7 +16,6 @@ from pathlib import Path
 from winml_dag import TOOL_ID
 from winml_dag.engine.events import Observer, StageResult, Status
 from winml_dag.engine.execute import Executor, LocalExecutor
-from winml_dag.engine.keys import cache_key
 from winml_dag.engine.plan import BuildState, plan_graph
 from winml_dag.engine.reproduce import Recorded, Rerun, Witness, run_again
 from winml_dag.engine.run import Damaged, Runner
@@ -27,7 +26,7 @@ from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.buildresult import result_of, views_named
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.blobs import BlobDamaged
-from winml_dag.store.records import Record
+from winml_dag.store.records import Record, cache_key
 from winml_dag.store.store import Store
 
 

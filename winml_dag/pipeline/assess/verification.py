@@ -15,8 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
-from winml_dag.canonical import JsonObject, JsonValue
-from winml_dag.engine.keys import cache_key, config_hash
+from winml_dag.canonical import JsonObject, JsonValue, json_hash
 from winml_dag.errors import InputError, StoreError
 from winml_dag.file_reading import parse_json, read_bytes
 from winml_dag.names import KEPT
@@ -28,7 +27,7 @@ from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.commit import is_changing
 from winml_dag.store.digest import digest_file, split_digest
 from winml_dag.store.files import files_below, name_below
-from winml_dag.store.records import KeyInputs
+from winml_dag.store.records import KeyInputs, cache_key
 
 T = TypeVar("T")
 
@@ -193,7 +192,7 @@ def _check_settings(path: Path, manifest: Manifest) -> FileCheck:
     """Check the settings by their hash in the manifest: they have no file entry."""
     try:
         data = read_bytes(path)
-        found = config_hash(parse_json(data))
+        found = json_hash(parse_json(data))
     except FileNotFoundError:
         return FileCheck(path, Found.MISSING)
     except OSError as error:
@@ -231,7 +230,7 @@ def contradictions(manifest: Manifest) -> Iterator[str]:
     for stage in build.stages:
         if not stage.is_done:
             continue
-        if _hash_or_none(config_hash, stage.config) != stage.config_hash:
+        if _hash_or_none(json_hash, stage.config) != stage.config_hash:
             yield f"{stage.id} has another config_hash than its config makes."
         else:
             inputs = {slot: str(given.digest) for slot, given in stage.inputs.items()}

@@ -19,12 +19,12 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from winml_dag import __version__
-from winml_dag.engine.keys import forget_installed
 from winml_dag.engine.resources import memory_for_runs
 from winml_dag.engine.stage import Node
 from winml_dag.ep.availability import RemoteEnvironment, installed
 from winml_dag.ep.registry import CPU, Target, execution_providers, find_ep, runtime_builds
 from winml_dag.errors import UsageError, few
+from winml_dag.installed import forget_installed
 from winml_dag.pipeline.line import HERE, EpPlace, ep_place
 from winml_dag.store.digest import DigestFunction, Fingerprints
 from winml_dag.store.quantities import counted

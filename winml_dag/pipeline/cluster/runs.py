@@ -25,7 +25,6 @@ from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.exchange import Watch
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.inputs import place_source
-from winml_dag.engine.keys import cache_key
 from winml_dag.engine.plan import Reuse, Run
 from winml_dag.engine.run import Damaged, LocalRuns, Runner, RunOutcome
 from winml_dag.engine.stage import Node
@@ -34,7 +33,7 @@ from winml_dag.pipeline.cluster.report import Requirement, Worker, folder_identi
 from winml_dag.pipeline.cluster.worker import Answer, Order
 from winml_dag.pipeline.cluster.workers import LOST_ADVICE, ClusterAdmission, Workers, runs_anywhere
 from winml_dag.store.artifact import Artifact
-from winml_dag.store.records import KeyInputs, Record
+from winml_dag.store.records import KeyInputs, Record, cache_key
 from winml_dag.store.remote.settings import TierSettings, shown
 from winml_dag.store.store import Store
 

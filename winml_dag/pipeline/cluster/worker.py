@@ -32,10 +32,9 @@ from winml_dag.engine.events import StageResult
 from winml_dag.engine.exchange import Watch
 from winml_dag.engine.execute import LocalExecutor
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.keys import cache_key, key_inputs_of
 from winml_dag.engine.plan import Reuse, Run
 from winml_dag.engine.run import Runner, RunOutcome
-from winml_dag.engine.stage import Node
+from winml_dag.engine.stage import Node, key_inputs_of
 from winml_dag.errors import ENDING_SIGNALS, Interrupted, StageError, UsageError
 from winml_dag.pipeline.cluster.report import Report, difference, folder_identity, toolchain_here
 from winml_dag.pipeline.remoteconfig import with_secrets_of_this_machine
@@ -43,6 +42,7 @@ from winml_dag.pipeline.remotes import store_with
 from winml_dag.store.artifact import Artifact
 from winml_dag.store.cache_folder import store_folder
 from winml_dag.store.digest import DigestFunction
+from winml_dag.store.records import cache_key
 from winml_dag.store.remote.settings import TierSettings
 from winml_dag.store.store import Store
 

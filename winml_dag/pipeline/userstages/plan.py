@@ -13,10 +13,10 @@ from pathlib import Path
 
 from winml_dag.canonical import JsonObject, JsonValue
 from winml_dag.engine.command import PLACEHOLDER, config_texts, fill
-from winml_dag.engine.keys import versions
 from winml_dag.engine.stage import Command, InputSlot, Node, Stage
 from winml_dag.engine.worker import CALL
 from winml_dag.errors import did_you_mean, known_instead
+from winml_dag.installed import versions
 from winml_dag.pipeline.plan import NAME, BuiltIn, Declared, UserPlan, rewires_builtin
 from winml_dag.pipeline.userstages.inputs import KIND, Links, OutputPaths, UserFiles
 from winml_dag.pipeline.userstages.tools import (

@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject
-from winml_dag.engine.keys import distribution_version
 from winml_dag.engine.stage import Stage, config_json, read_config
-from winml_dag.entrypoints import EntryPoint, entry_points, load_object
 from winml_dag.errors import UsageError, did_you_mean, known_instead
 from winml_dag.file_reading import before_reading
+from winml_dag.installed import EntryPoint, distribution_version, entry_points, load_object
 
 _TARGET = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)", re.ASCII)
 

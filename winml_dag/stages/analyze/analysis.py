@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from winml_dag.canonical import JsonObject, json_hash
-from winml_dag.engine.keys import installed_distributions, normalised
 from winml_dag.engine.stage import Workspace
 from winml_dag.ep.availability import package_of
 from winml_dag.ep.registry import Target, find_ep
 from winml_dag.ep.support import Case, Level
 from winml_dag.ep.support.table import Rules, Support, SupportTable, read_support
 from winml_dag.errors import StageError
+from winml_dag.installed import installed_distributions, normalised
 from winml_dag.onnxmodel.dataflow import Dataflow
 from winml_dag.onnxmodel.graph import Model, Node
 from winml_dag.onnxmodel.graphfile import read_model

@@ -14,11 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from winml_dag.canonical import JsonValue, canonical_json
-from winml_dag.engine.keys import cache_key
 from winml_dag.errors import StoreError
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.digest import digest_bytes
-from winml_dag.store.records import KeyInputs, Record
+from winml_dag.store.records import KeyInputs, Record, cache_key
 from winml_dag.store.remote.protocol import MOST_RECORD_BYTES
 from winml_dag.store.remote.settings import SigningKey
 from winml_dag.store.remote.trust import Maker, Refused, Trust, maker_here
