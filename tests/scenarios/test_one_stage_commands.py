@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import onnxruntime
 import pytest
@@ -21,7 +22,7 @@ DATA = ("--calibration-data", "data.npz")
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess) -> Project:
-    """A model, data, and a cache that the tests of this file fill together, in their order."""
+    """A model, data, and a cache that the tests of this file fill together."""
     pytest.importorskip("onnxruntime_qnn")
     project = Project(tmp_path_factory.mktemp("stages"), commands)
     perceptron(project.folder / "model.onnx")
@@ -30,18 +31,37 @@ def shared(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess) -> Pr
     return project
 
 
-def test_build_reuses_all_single_stage_commands(shared: Project) -> None:
-    """Each continues from the file of the previous one, under the name that a build gives it."""
-    optimized = shared.told("optimize", "-m", "model.onnx", "-o", "a/optimized.onnx", "-d", "qnn")
-    assert optimized["metrics"]["nodes_after"] < optimized["metrics"]["nodes_before"]
-    assert optimized["validation"]["quality"]["cosine"] > 0.9999
-    ranges = shared.told("calibrate", "-m", "a/optimized.onnx", *DATA)
-    assert ranges["output_path"] == str(Path("a/optimized_ranges.json"))
+@pytest.fixture(scope="module")
+def single(shared: Project) -> dict[str, Any]:
+    """Return what each single-stage command tells. Each continues from the file of the previous one."""
+    commands = {
+        "optimize": ("-m", "model.onnx", "-o", "a/optimized.onnx", "-d", "qnn"),
+        "calibrate": ("-m", "a/optimized.onnx", *DATA),
+        "quantize": ("-m", "a/optimized.onnx", *DATA, "-p", "w8a16", "-d", "qnn", "-o", "a/quantized.onnx"),
+        "compile": ("-m", "a/quantized.onnx", "-d", "qnn", "-o", "a/net.onnx"),
+    }
+    return {name: shared.told(name, *arguments) for name, arguments in commands.items()}
+
+
+VALIDATE = ("validate", "cpu/quantized.onnx", "--reference", "model.onnx")
+
+
+@pytest.fixture(scope="module")
+def validated(shared: Project) -> dict[str, Any]:
+    """Return what validate tells of the model of a build."""
+    shared.told("build", "--onnx", "model.onnx", "-p", "w8a16", "-o", "cpu")
+    told: dict[str, Any] = shared.told(*VALIDATE)
+    return told
+
+
+def test_build_reuses_all_single_stage_commands(shared: Project, single: dict[str, Any]) -> None:
+    """The files have the names that a build gives them."""
+    assert single["optimize"]["metrics"]["nodes_after"] < single["optimize"]["metrics"]["nodes_before"]
+    assert single["optimize"]["validation"]["quality"]["cosine"] > 0.9999
+    assert single["calibrate"]["output_path"] == str(Path("a/optimized_ranges.json"))
     assert json.loads((shared.folder / "a" / "optimized_ranges.json").read_text())["method"] == "minmax"
-    quantize = ("quantize", "-m", "a/optimized.onnx", *DATA, "-p", "w8a16", "-d", "qnn", "-o", "a/quantized.onnx")
-    assert with_status(shared.told(*quantize), "reused") == ["calibrate"]
-    compiled = shared.told("compile", "-m", "a/quantized.onnx", "-d", "qnn", "-o", "a/net.onnx")
-    assert compiled["metrics"]["ep_context_partitions"] == 1
+    assert with_status(single["quantize"], "reused") == ["calibrate"]
+    assert single["compile"]["metrics"]["ep_context_partitions"] == 1
     assert {path.name for path in (shared.folder / "a").glob("net*")} == {"net.onnx", "net_qnn.bin"}
 
     build = ("build", "-c", "recipe.yaml", "--onnx", "model.onnx", "-d", "qnn", "-p", "w8a16", "-o", "built")
@@ -58,6 +78,7 @@ def test_single_stage_command_reuses_build(shared: Project) -> None:
     assert compiled["cached"]
 
 
+@pytest.mark.usefixtures("single")
 def test_binary_is_restored_and_removed_with_its_model(shared: Project) -> None:
     compile_ = ("compile", "-m", "a/quantized.onnx", "-d", "qnn", "-o", "c/net.onnx", "--no-validate")
     shared.told(*compile_)
@@ -68,24 +89,23 @@ def test_binary_is_restored_and_removed_with_its_model(shared: Project) -> None:
     assert [path.name for path in (shared.folder / "c").iterdir()] == ["net.onnx"]
 
 
-def test_validate_reuses_build_result_and_fails_below_bound(shared: Project) -> None:
-    shared.told("build", "--onnx", "model.onnx", "-p", "w8a16", "-o", "cpu")
-    validate = ("validate", "cpu/quantized.onnx", "--reference", "model.onnx")
-    value = shared.told(*validate)
-    assert (value["measured"], value["precision"]) == ("cached", "w8a16")
-    assert value["outputs"]["logits"]["cosine"] > value["min_cosine"] == 0.85
+@pytest.mark.usefixtures("single")
+def test_validate_reuses_build_result_and_fails_below_bound(shared: Project, validated: dict[str, Any]) -> None:
+    assert (validated["measured"], validated["precision"]) == ("cached", "w8a16")
+    assert validated["outputs"]["logits"]["cosine"] > validated["min_cosine"] == 0.85
     alone = shared.told("validate", "a/net.onnx")
     assert (alone["execution_provider"], alone["reference"]) == ("QNNExecutionProvider", False)
-    failed = shared.run(*validate, "--min-cosine", "1", "-f", "json")
+    failed = shared.run(*VALIDATE, "--min-cosine", "1", "-f", "json")
     told = json.loads(failed.stdout)
     (error,) = told["errors"]
     assert failed.returncode == 1
     assert "below validate.min_cosine of 1" in error
-    assert told["outputs"] == value["outputs"]
+    assert told["outputs"] == validated["outputs"]
     assert told["broken"] == {"logits": ["min_cosine"]}
     assert failed.stderr.count("not kept: min_cosine") == 1, failed.stderr
 
 
+@pytest.mark.usefixtures("single")
 def test_second_call_is_up_to_date_and_imports_no_heavy_modules(shared: Project) -> None:
     script = """
 import sys
@@ -110,6 +130,7 @@ print(codes, sorted(heavy))
     assert last == "[0, 0, 0, 0] []"
 
 
+@pytest.mark.usefixtures("single", "validated")
 def test_python_api_matches_commands(shared: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(shared.folder)
     for name, value in shared.environment().items():
@@ -121,13 +142,13 @@ def test_python_api_matches_commands(shared: Project, monkeypatch: pytest.Monkey
     assert done.quality.cosine > 0.9999
     assert calibrate_onnx("a/optimized.onnx", calibration_data="data.npz").cached
     assert compile_onnx("a/quantized.onnx", "a/net.onnx", device="qnn", config={"embed_context": False}).cached
-    validated = validate_onnx("cpu/quantized.onnx", reference="model.onnx")
-    assert validated.cached
-    assert validated.quality is not None
-    assert validated.quality.cosine > 0.99
+    done = validate_onnx("cpu/quantized.onnx", reference="model.onnx")
+    assert done.cached
+    assert done.quality is not None
+    assert done.quality.cosine > 0.99
     with pytest.raises(MeasuredError, match=r"below validate\.min_cosine of 1") as failed:
         validate_onnx("cpu/quantized.onnx", reference="model.onnx", config={"min_cosine": 1.0})
-    assert failed.value.metrics["outputs"] == validated.metrics["outputs"]
+    assert failed.value.metrics["outputs"] == done.metrics["outputs"]
     with pytest.raises(UsageError, match="Models share a binary, and CPUExecutionProvider has none"):
         compile_onnx("model.onnx", ep="cpu", also=["a/optimized.onnx"])
 

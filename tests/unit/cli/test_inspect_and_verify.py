@@ -213,7 +213,7 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from _places(inner)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_corrupted_manifest_raises_only_winml_dag_errors(out: Path, data: st.DataObject) -> None:
     path = out / "build_manifest.json"
@@ -306,7 +306,7 @@ def _everything() -> bytes:
 _EVERYTHING = _everything()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), max_size=6))
 @example(flips=[(0.5, 1), (0.796875, 67)])  # what names the two files that are missing
 def test_corrupted_model_is_described_or_refused(

@@ -118,11 +118,15 @@ def _options(group: Settings) -> list[click.Option]:
 )
 def test_option_accepts_values_of_its_field(section: str, name: str, option: click.Option) -> None:
     field = _field(section, name)
-    if "enum" in field and isinstance(option.type, click.Choice):
-        assert list(option.type.choices) == field["enum"]
-    elif isinstance(option.type, click.IntRange | click.FloatRange):
+    if isinstance(option.type, click.IntRange | click.FloatRange):
         lowest = field.get("minimum", field.get("exclusiveMinimum", field.get("enum", [None])[0]))
         assert option.type.min == (1 if field.get("exclusiveMinimum") == 0 else lowest)
+    elif "enum" in field:
+        if option.type is click.INT:
+            assert {type(value) for value in field["enum"]} == {int}
+        else:
+            assert isinstance(option.type, click.Choice)
+            assert list(option.type.choices) == field["enum"]
     elif option.is_flag:
         assert field["type"] == "boolean"
     elif option.multiple:

@@ -36,7 +36,7 @@ def recipe(folder: Path, monkeypatch) -> None:
     monkeypatch.setenv("WINML_DAG_REMOTE_KEYS", f"team:{SECRET}")
     (folder / "making.py").write_text(MAKING)
     (folder / "seed.txt").write_text("seed")
-    command = [sys.executable, "{inputs.script}", "{inputs.of}", "{outputs.made}"]
+    command = [sys.executable, "-S", "{inputs.script}", "{inputs.of}", "{outputs.made}"]
     stages = {
         name: {
             "command": command,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,26 +62,36 @@ def save_sample(name: str, number: int = 9) -> None:
     np.savez(Path("data", f"{name}.npz"), x=np.full((1, 4), number, np.float32))
 
 
-@pytest.fixture
-def project(folder: Path, says, tells) -> Project:
-    save_model(folder / "tiny.onnx")
-    (folder / "data").mkdir()
-    for number, name in enumerate("abc"):
-        save_sample(name, number)
-    project = Project(says, tells)
-    project.edit()
-    return project
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The folder of a project after a build, and a copy. Builds are known by their folder, so all tests work in one."""
+    folder, copy = (tmp_path_factory.mktemp("project") / name for name in ("folder", "copy"))
+    (folder / "data").mkdir(parents=True)
+    with contextlib.chdir(folder):
+        save_model(folder / "tiny.onnx")
+        for number, name in enumerate("abc"):
+            save_sample(name, number)
+        project = Project(lambda: "", dict)
+        project.edit()
+        project.builds()
+    shutil.copytree(folder, copy)
+    return folder, copy
 
 
 @pytest.fixture
-def built(project: Project) -> Project:
-    project.builds()
-    return project
+def built(once: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, says, tells) -> Project:
+    folder, copy = once
+    shutil.rmtree(folder)
+    shutil.copytree(copy, folder)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("WINML_DAG_CACHE_DIR", str(folder / "cache"))
+    return Project(says, tells)
 
 
-def test_first_build_is_reported_as_never_built(project: Project) -> None:
-    assert project.why("optimize.0") == ["never built before"]
-    assert project.json("plan")["optimize"]["kind"] == "first build"
+def test_first_build_is_reported_as_never_built(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WINML_DAG_CACHE_DIR", "new")
+    assert built.why("optimize.0") == ["never built before"]
+    assert built.json("plan")["optimize"]["kind"] == "first build"
 
 
 def test_nothing_to_explain_when_all_is_cached(built: Project) -> None:

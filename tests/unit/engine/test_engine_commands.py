@@ -263,18 +263,18 @@ project.build()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere only the group of a command is ended")
-@pytest.mark.parametrize("start", ["sleep 3600 &", "setsid sleep 3600 &", "nohup sleep 3600 &"])
-def test_commands_are_killed_with_their_engine(project: Project, tmp_path: Path, start: str) -> None:
+def test_commands_are_killed_with_their_engine(project: Project, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
+    start = "; ".join(f"{how} sleep 3600 & p{place}=$!" for place, how in enumerate(("", "setsid", "nohup")))
     engine = subprocess.Popen(
-        [sys.executable, "-c", ENGINE, str(tmp_path), f"{start} echo $$ $! > {pipe}; wait; sleep 3600"],
+        [sys.executable, "-c", ENGINE, str(tmp_path), f"{start}; echo $$ $p0 $p1 $p2 > {pipe}; wait; sleep 3600"],
         cwd=Path(__file__).parent,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(str(Path(__file__).parents[up]) for up in (3, 2, 0))},
         stderr=subprocess.DEVNULL,
     )
     running = [int(pid) for pid in pipe.read_text().split()]
-    assert len(running) == 2
+    assert len(running) == 4
     engine.send_signal(signal.SIGKILL)
     engine.wait()
     assert all(has_ended(pid) for pid in running)

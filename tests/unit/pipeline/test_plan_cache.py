@@ -333,7 +333,7 @@ def test_damaged_cache_entry_is_ignored(store: Store) -> None:
 
 def test_invalid_header_values_with_valid_checksum_do_not_break_planning(store: Store) -> None:
     """The cache folder may have been written by others."""
-    plan_request(REQUEST, store, download=False)
+    expected = plan_request(REQUEST, store, download=False)
     file = Path(file_of(str(store.folder), str(REQUEST.words)))
     first, rest = file.read_bytes()[16:].split(b"\n", 1)
     header = json.loads(first)
@@ -343,4 +343,4 @@ def test_invalid_header_values_with_valid_checksum_do_not_break_planning(store: 
                 continue
             body = json.dumps({**header, name: nonsense}).encode() + b"\n" + rest
             file.write_bytes(xxhash.xxh3_64_hexdigest(body).encode() + body)
-            plan_request(REQUEST, store, download=False)
+            assert same(plan_request(REQUEST, store, download=False), expected), name

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from store_samples import size
 
@@ -66,33 +66,21 @@ def test_remote_traffic_is_summed_and_survives_compaction(store) -> None:
     assert found(store).traffic == added
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        b"build 17",
-        b"\xff\xfe\x00",
-        b"build 1 2 3 4 5 6",
-        b"build 1 -2 3 4.0 5",
-        b"build 1 2 3 nan 5",
-        b"size 1 1e9",
-        b".",
-    ],
-)
-def test_damaged_line_is_ignored(store, damage) -> None:
+@settings(max_examples=40)
+@given(damage=st.binary(max_size=300))
+@example(damage=b"build 17")
+@example(damage=b"\xff\xfe\x00")
+@example(damage=b"build 1 2 3 4 5 6")
+@example(damage=b"build 1 -2 3 4.0 5")
+@example(damage=b"build 1 2 3 nan 5")
+@example(damage=b"size 1 1e9")
+def test_damaged_lines_are_ignored(tmp_path_factory, damage) -> None:
+    store = Store(tmp_path_factory.mktemp("any"))
     log_build(store.folder, reused=1, ran=1, seconds_saved=1)
     with open(store.folder / LOG, "ab") as file:
         file.write(damage)  # cut off: without a newline at the end
     log_build(store.folder, reused=1, ran=1, seconds_saved=1)
-    assert found(store).builds == 2
-    assert found(store).seconds_saved == 2
-
-
-@settings(max_examples=40)
-@given(st.binary(max_size=300))
-def test_any_log_content_is_readable(tmp_path_factory, data) -> None:
-    store = Store(tmp_path_factory.mktemp("any"))
-    (store.folder / LOG).write_bytes(data)
-    assert found(store).builds >= 0
+    assert (found(store).builds, found(store).seconds_saved) == (2, 2)
 
 
 def test_long_log_is_compacted(store) -> None:
