@@ -80,7 +80,7 @@ class QuantizeConfig:
 
 QUANTIZE = Stage(
     name="quantize",
-    version=10,
+    version=11,
     work="winml_dag.stages.quantize.modes:run",
     config="winml_dag.stages.quantize:QuantizeConfig",
     inputs={

@@ -123,9 +123,10 @@ def _compare(
         expected = reference.results[index]
         noise = min(_distance(one, expected), _distance(other, expected))
         if apart > _APART * _distance(expected) + _NOISES * noise:
+            share = apart / (_distance(expected) or apart)
             raise StageError(
-                f"Graph optimizations of onnxruntime change output {name!r} of {what} by"
-                f" {apart / _distance(expected):.0%} of its magnitude, which is more than quantization explains.",
+                f"Graph optimizations of onnxruntime change output {name!r} of {what} by {share:.0%} of its magnitude,"
+                " which is more than quantization explains.",
                 advice=_ADVICE,
             )
 

@@ -1,4 +1,4 @@
-"""Prepare a model for Q and DQ: avoid operators that QNN computes wrongly, and protect other values from outliers."""
+"""Prepare a model for Q and DQ: avoid operators that are computed wrongly, and protect other values from outliers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from winml_dag.onnxmodel.graph import channel_axis
-from winml_dag.onnxmodel.protos import Naming, constant_tensors, read_inside, remove_items, replace_items, shapes_of
+from winml_dag.onnxmodel.protos import (
+    Naming,
+    attributes_of,
+    constant_tensors,
+    read_inside,
+    remove_items,
+    replace_items,
+    shapes_of,
+)
 from winml_dag.recipe.precision import SIXTEEN_BITS
 from winml_dag.stages.quantize import NodeTypes, QuantizeFields
 from winml_dag.stages.quantize.equalize import equalize
@@ -199,6 +207,37 @@ def divide_in_place_of_reciprocals(graph: GraphProto, taken: Callable[[NodeProto
         division = helper.make_node("Div", [one, node.input[0]], list(node.output), node.name)
         division.metadata_props.extend(node.metadata_props)
         node.CopyFrom(division)
+
+
+# From this opset on, Softmax has one axis; before, all from ``axis`` on, 1 by default.
+_ONE_AXIS_SINCE = 13
+
+
+def keep_softmax_in_float(graph: GraphProto, opset: int) -> list[NodeProto]:
+    """Put an Abs, which changes nothing, behind each Softmax of *graph* that may be over one value; return both nodes.
+
+    On the CPU, onnxruntime replaces a Softmax between DQ and Q, excluded or not, with an integer kernel that outputs 0
+    for a single value (1.31): a transformer with an open length computes nonsense for one token.
+    """
+    shapes, naming = shapes_of(graph), Naming.of(graph)
+    types = {value.name: value for value in (*graph.value_info, *graph.output)}
+    kept = []
+    for node in [node for node in graph.node if node.op_type == "Softmax"]:
+        shape = shapes.get(node.input[0], (None,))
+        axis = attributes_of(node).get("axis", -1 if opset >= _ONE_AXIS_SINCE else 1)
+        sizes = shape[axis:] if opset < _ONE_AXIS_SINCE else shape[axis : axis + 1 or None]
+        if all(sizes) and any(size != 1 for size in sizes):
+            continue
+        output = node.output[0]
+        node.output[0] = naming.new(f"{output}_in_float")
+        if output in types:
+            value = graph.value_info.add()
+            value.CopyFrom(types[output])
+            value.name = node.output[0]
+        same = helper.make_node("Abs", [node.output[0]], [output], naming.new(f"{node.name}_same"))
+        graph.node.insert(next(at for at, each in enumerate(graph.node) if each is node) + 1, same)
+        kept += [node, same]
+    return kept
 
 
 _FOUR_BITS = ("uint4", "int4")

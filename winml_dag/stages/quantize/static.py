@@ -39,7 +39,11 @@ from winml_dag.stages.quantize.mixed import (
     weights_of,
     whole_tensors,
 )
-from winml_dag.stages.quantize.outliers import divide_in_place_of_reciprocals, tame_outliers
+from winml_dag.stages.quantize.outliers import (
+    divide_in_place_of_reciprocals,
+    keep_softmax_in_float,
+    tame_outliers,
+)
 from winml_dag.stages.quantize.selection import by_default, hands_on, identity, nothing_left, override_types, select
 from winml_dag.stages.ranges import Ranges
 
@@ -192,6 +196,9 @@ def insert_qdq(model: ModelProto, ranges: Ranges, fields: QuantizeFields, target
     _split_constants(graph, taken, override_types(graph, fields.node_overrides or ()))
     if target.rules == "qnn":
         divide_in_place_of_reciprocals(graph, taken)
+    else:
+        for node in keep_softmax_in_float(graph, opset):
+            reasons.setdefault(identity(node), "its integer form is wrong for a single value")
     tamed = tame_outliers(graph, ranges, fields, taken, mixes_widths=bool(target.mixes_widths))
     bounds = _fine_biases(graph, _whole_softmax(graph, tamed.ranges.bounds))
     types = tamed.types if target.rules != "qnn" else _narrow_for_qnn(graph, fields) | tamed.types
@@ -264,7 +271,7 @@ def _whole_softmax(graph: GraphProto, bounds: _Bounds) -> _Bounds:
     class.
     """
     made = {node.output[0] for node in graph.node if node.op_type == "Softmax"}
-    return {**bounds, **dict.fromkeys(bounds.keys() & made, (0.0, 1.0))}
+    return {**bounds, **dict.fromkeys(made, (0.0, 1.0))}
 
 
 def _fine_biases(graph: GraphProto, bounds: _Bounds) -> _Bounds:
