@@ -245,6 +245,14 @@ def test_padding_does_not_affect_ranking(tmp_path: Path) -> None:
         assert first.ratios[name] == pytest.approx(second.ratios[name], abs=1.5)
 
 
+def test_model_of_open_length_is_ranked_on_cpu(tmp_path: Path) -> None:
+    """Its Softmax is kept in float with a node that the model does not have."""
+    model = text_model(length="n")
+    ranking = sensitivity(tmp_path, model, "static", TEXTS, calibrate(tmp_path, model, TEXTS), **BYTES)
+    assert ranking.ratios.keys() <= set(names(model))
+    assert {"scores", "mix"} <= ranking.ratios.keys()
+
+
 def test_unrankable_model_is_refused(tmp_path: Path, of_images: Result) -> None:
     model, data = image_model(), IMAGES
     with pytest.raises(StageError, match="needs activation ranges"):

@@ -19,6 +19,7 @@ from winml_dag.errors import StageError
 from winml_dag.onnxmodel.compare import class_scores
 from winml_dag.onnxmodel.feeds import model_inputs
 from winml_dag.onnxmodel.files import load_model, save_model
+from winml_dag.onnxmodel.graph import standard_opset
 from winml_dag.recipe.precision import SIXTEEN_BITS
 from winml_dag.stages.artifact_types import SENSITIVITY_FILE, SENSITIVITY_PICTURE
 from winml_dag.stages.figures import Feed, OutputFigures
@@ -28,7 +29,7 @@ from winml_dag.stages.quantize.coverage import Quantized
 from winml_dag.stages.quantize.half import float_reasons
 from winml_dag.stages.quantize.mixed import name_nodes
 from winml_dag.stages.quantize.modes import quantize_model, read_ranges
-from winml_dag.stages.quantize.outliers import tame_outliers
+from winml_dag.stages.quantize.outliers import keep_softmax_in_float, tame_outliers
 from winml_dag.stages.quantize.selection import by_default, identity, select
 from winml_dag.stages.ranges import Ranges
 from winml_dag.stages.samples import Columns
@@ -194,6 +195,8 @@ def _rank(
         # Prepared as in quantize: the same outputs in float, but different intermediate values.
         fields = by_default(base.graph, config.quant, config.target.op_types)
         reasons = select(base.graph, fields)
+        if config.target.rules != "qnn":
+            keep_softmax_in_float(base.graph, standard_opset(base))
         mixes = bool(config.target.mixes_widths)
         tame_outliers(base.graph, ranges, fields, lambda node: identity(node) not in reasons, mixes_widths=mixes)
     replacements = with_second_ones(base.graph, _replacements(base, quantized, config), names)
