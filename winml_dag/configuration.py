@@ -1,4 +1,4 @@
-"""The location of the user's configuration.
+"""The location of the user's configuration, and the environment variables that a build depends on.
 
 Separate from its readers: a build that has nothing to do only checks whether these variables have changed.
 """
@@ -13,8 +13,17 @@ CONFIG_VARIABLE = "WINML_DAG_CONFIG"
 ENVIRONMENTS_VARIABLE = "WINML_DAG_EP_ENVIRONMENTS"
 SUPPORT_VARIABLE = "WINML_DAG_SUPPORT_DIR"  # the user's own tables of operator support
 RULES_VARIABLE = "WINMLCLI_RULES_DIR"  # tables of an installed winml-cli, which also reads this variable
-# All variables that determine the location of the configuration, on any system.
-CONFIGURATION_VARIABLES = (
+# All variables that a plan depends on, on any system: for the location of the hub cache and offline mode, of programs,
+# and of the configuration.
+VARIABLES = (
+    "HF_HUB_CACHE",
+    "HUGGINGFACE_HUB_CACHE",
+    "HF_HOME",
+    "XDG_CACHE_HOME",
+    "HF_HUB_OFFLINE",
+    "TRANSFORMERS_OFFLINE",
+    "PATH",
+    "PATHEXT",
     CONFIG_VARIABLE,
     ENVIRONMENTS_VARIABLE,
     SUPPORT_VARIABLE,

@@ -6,7 +6,7 @@ A reason is created with the decision; ``plan``, ``why``, the log and the manife
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -80,6 +80,18 @@ class StageResult:
             error=error.message,
             advice=error.advice,
         )
+
+    def seen_from(self, node: Node, *, made_here: bool) -> StageResult:
+        """Return it as the result of *node*, one of several that it is the result of.
+
+        A stage that ran once for several graphs counts as run by the first one; the others found its result, as they
+        would have in sequence. Its time counts for the first one, too, even if it failed.
+        """
+        if not made_here and self.status is Status.FAILED:
+            return replace(self, node=node, elapsed_seconds=0.0)
+        if made_here or self.status is not Status.RAN or self.record is None:
+            return replace(self, node=node)
+        return StageResult(node, Status.REUSED, found(self.record), self.cache_key, self.record)
 
     def as_error(self) -> MeasuredError:
         """Return the error to raise for a stage that failed."""

@@ -1,4 +1,4 @@
-"""What the engine and the process of a stage exchange, in files: the task, the result, and the progress of the work.
+"""What the engine and the process of a stage exchange, in files: the task, the result, the progress, and the log.
 
 Progress is reported in that process and read by the display. A file instead of a pipe, because then nothing is done
 while nobody reads it, and nothing at all for the thousands of commands that report no progress. The last report also
@@ -8,6 +8,7 @@ survives when the process is killed.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,6 +22,10 @@ from winml_dag.file_reading import read_json
 TASK_FILE = "task.json"
 RESULT_FILE = "result.json"
 PROGRESS_FILE = "progress.json"
+LOG_FILE = "log.txt"
+_TAIL_LINES = 20
+# Ordinary logs take kilobytes. Of a very large log, the beginning shows what caused it and the end how it ended.
+_LARGEST_LOG_BYTES = 8 << 20
 # Exit code of a worker that could not write its result because the disk is full.
 DISK_FULL = 28
 
@@ -191,3 +196,34 @@ def read_progress(folder: Path) -> Progress | None:
         )
     except (OSError, ValueError, TypeError, KeyError, OverflowError):
         return None  # none yet, already removed, or overwritten by the stage itself
+
+
+def log_tail(log: Path, lines: int = _TAIL_LINES) -> tuple[str, ...]:
+    """The last *lines* of a log. Reads at most its last 64 KiB, however large it is."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - 65536))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return ()
+    return tuple(line for line in text.splitlines() if line.strip())[-lines:]
+
+
+def shorten_log(log: Path, largest_bytes: int = _LARGEST_LOG_BYTES) -> None:
+    """Replace the middle of *log* with a marker if it is larger than *largest_bytes*.
+
+    Does nothing if the log does not exist; its readers handle that.
+    """
+    half = largest_bytes // 2
+    with suppress(FileNotFoundError):
+        # The usual case: one stat, and no file is opened.
+        if os.stat(log).st_size <= largest_bytes:  # noqa: PTH116 - for each of thousands of stages
+            return
+        with open(log, "r+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(-half, os.SEEK_END)
+            end = file.read()
+            file.seek(half)
+            file.write(b"\n[... %d bytes are omitted here ...]\n" % (size - 2 * half))
+            file.write(end)
+            file.truncate()

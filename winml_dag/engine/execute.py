@@ -14,15 +14,21 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from winml_dag.canonical import JsonObject
-from winml_dag.engine.exchange import DISK_FULL, Progress, Result, Task, read_progress
-from winml_dag.engine.process import Fork, ProcessGroup, describe_exit
+from winml_dag.engine.exchange import DISK_FULL, LOG_FILE, Progress, Result, Task, read_progress
+from winml_dag.engine.process import (
+    Fork,
+    ProcessGroup,
+    describe_exit,
+    python_path,
+    temporary_environment,
+    worker_environment,
+)
 from winml_dag.engine.stage import Node
 from winml_dag.errors import StageError
 
@@ -31,10 +37,6 @@ if TYPE_CHECKING:
     from winml_dag.engine.reaper import Reaper
     from winml_dag.engine.watch import Watched
 
-LOG_FILE = "log.txt"
-_TAIL_LINES = 20
-# Ordinary logs take kilobytes. Of a very large log, the beginning shows what caused it and the end how it ended.
-_LARGEST_LOG_BYTES = 8 << 20
 
 # Variables that point a Python to its own packages and library, and would point another Python to the same ones.
 _OF_OUR_PYTHON = ("PYTHONPATH", "PYTHONHOME", "__PYVENV_LAUNCHER__")
@@ -362,80 +364,6 @@ def _declared(node: Node) -> dict[str, str]:
     return {name: str(value) for name, value in declared.items()} if isinstance(declared, Mapping) else {}
 
 
-def python_path() -> dict[str, str]:
-    """The variable that lets a worker find this package from any folder."""
-    package = str(Path(__file__).resolve().parents[2])
-    search = os.environ.get("PYTHONPATH")
-    return {"PYTHONPATH": package if not search else os.pathsep.join([package, search])}
-
-
-def temporary_environment(folder: str) -> dict[str, str]:
-    """The variables that name the temporary folder on every system."""
-    return dict.fromkeys(("TMPDIR", "TEMP", "TMP"), folder)
-
-
-# Addresses with passwords, tokens and signing keys. No stage needs them.
-_OF_REMOTES = "WINML_DAG_REMOTE"
-
-
-# By default, threads of OpenMP that wait for work keep a processor busy, which other stages could use: beside one, a
-# run of MiniLM in PyTorch took 1.2 s of processor time, and 0.6 with this.
-_PASSIVE: Mapping[str, str] = {"OMP_WAIT_POLICY": "PASSIVE"}
-
-
-def worker_environment(temporary: str) -> dict[str, str]:
-    """The environment of a worker: the user's, without what would make its output depend on the moment.
-
-    Variables of remotes are removed, since a model may bring its own code. Hash order, time zone and locale are fixed,
-    temporary files stay in the scratch folder, and hubs are offline: everything that a stage needs is among its inputs.
-    """
-    fixed: Mapping[str, str] = {
-        **python_path(),
-        "PYTHONHASHSEED": "0",
-        "PYTHONIOENCODING": "utf-8",
-        "TZ": "UTC",
-        "LC_ALL": "C.UTF-8",
-        **temporary_environment(temporary),
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-    kept = {name: text for name, text in os.environ.items() if not name.startswith(_OF_REMOTES)}
-    return {**_PASSIVE, **kept, **fixed}
-
-
 def _more_time(node: Node) -> str:
     where = "--stage-timeout" if node.folder is None else "timeout in the recipe, or with --stage-timeout"
     return f"Give it more time with {where}."
-
-
-def log_tail(log: Path, lines: int = _TAIL_LINES) -> tuple[str, ...]:
-    """The last *lines* of a log. Reads at most its last 64 KiB, however large it is."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - 65536))
-            text = file.read().decode("utf-8", "replace")
-    except OSError:
-        return ()
-    return tuple(line for line in text.splitlines() if line.strip())[-lines:]
-
-
-def shorten_log(log: Path, largest_bytes: int = _LARGEST_LOG_BYTES) -> None:
-    """Replace the middle of *log* with a marker if it is larger than *largest_bytes*.
-
-    Does nothing if the log does not exist; its readers handle that.
-    """
-    half = largest_bytes // 2
-    with suppress(FileNotFoundError):
-        # The usual case: one stat, and no file is opened.
-        if os.stat(log).st_size <= largest_bytes:  # noqa: PTH116 - for each of thousands of stages
-            return
-        with open(log, "r+b") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(-half, os.SEEK_END)
-            end = file.read()
-            file.seek(half)
-            file.write(b"\n[... %d bytes are omitted here ...]\n" % (size - 2 * half))
-            file.write(end)
-            file.truncate()

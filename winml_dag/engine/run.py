@@ -10,14 +10,12 @@ drive it, and runs may happen on other machines.
 from __future__ import annotations
 
 import datetime
-import itertools
 import os
 import shutil
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,17 +25,17 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
 
 from winml_dag.engine import events
 from winml_dag.engine.events import StageResult, Status
-from winml_dag.engine.exchange import Watch
-from winml_dag.engine.execute import LOG_FILE, Executor, Job, LocalExecutor, Outcome, log_tail, shorten_log
+from winml_dag.engine.exchange import LOG_FILE, Watch, log_tail, shorten_log
+from winml_dag.engine.execute import Executor, Job, LocalExecutor, Outcome
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.inputs import Preparer
+from winml_dag.engine.inputs import JobFolder, JobFolders, Preparer
 from winml_dag.engine.plan import Reuse, Run
 from winml_dag.engine.stage import FileAccess, Node
 from winml_dag.errors import Interrupted, WinmlDagError
 from winml_dag.store.artifact import Artifact, FileEntry
 from winml_dag.store.blobs import BlobDamaged
 from winml_dag.store.digest import Fingerprints
-from winml_dag.store.files import in_words, remove_tree
+from winml_dag.store.files import in_words
 from winml_dag.store.records import Record
 from winml_dag.store.store import Store
 
@@ -83,7 +81,7 @@ class Runner:
         self._executor = executor
         self._preparer = Preparer(graph, store, fingerprints, in_place, access)
         self._in_place = in_place
-        self._folders = _JobFolders(scratch)
+        self._folders = JobFolders(scratch)
         self._failures = failures
         self._made_by = made_by
         self._rebuild = rebuild
@@ -139,7 +137,7 @@ class Runner:
         return Reuse(record, events.found(record))
 
     def _run(
-        self, folder: _JobFolder, node: Node, decision: Run, inputs: Mapping[str, Artifact], watch: Watch
+        self, folder: JobFolder, node: Node, decision: Run, inputs: Mapping[str, Artifact], watch: Watch
     ) -> StageResult | Damaged:
         """Prepare, do the work, check outputs and inputs, publish, and write outputs to the user's folder."""
         outcome, job, log = Outcome(), None, folder.path / LOG_FILE
@@ -223,79 +221,6 @@ class Runner:
         except OSError:
             return None
         return kept
-
-
-# Slot names with the folders of their files: jobs with the same layout can reuse each other's folders.
-_Layout: TypeAlias = tuple[tuple[str, str], ...]
-
-
-@dataclass
-class _JobFolder:
-    """The folder of one job, which may not exist yet. ``keep``: the job succeeded, so the folder may be reused."""
-
-    path: Path
-    keep: bool = False
-
-
-class _JobFolders:
-    """The folders of all jobs of a run, in *scratch*; thread-safe.
-
-    Creating and removing a file or folder takes a file system up to 0.2 ms, as much as all other overhead of a short
-    command. So if a command left nothing except its declared outputs, which are in the store by now, its folders are
-    reused by the next command with outputs at the same paths.
-    """
-
-    def __init__(self, scratch: Path) -> None:
-        self._scratch = scratch
-        self._numbers = itertools.count()
-        self._free: defaultdict[_Layout, list[Path]] = defaultdict(list)
-        self._lock = threading.Lock()
-
-    @contextmanager
-    def folder(self, node: Node) -> Iterator[_JobFolder]:
-        """A folder for a job of *node*; afterwards it is removed, or kept for another job."""
-        layout = _layout(node)
-        with self._lock:
-            free = self._free[layout] if layout else []
-            # A number, not the node's id: paths stay short and contain nothing that a recipe may use in names.
-            folder = _JobFolder(free.pop() if free else self._scratch / str(next(self._numbers)))
-        try:
-            yield folder
-        finally:
-            if layout and folder.keep and _is_clean(folder.path):
-                with self._lock:
-                    self._free[layout].append(folder.path)
-            else:
-                shutil.rmtree(folder.path, ignore_errors=True)
-
-    def clear(self) -> None:
-        """Remove the folders that are kept."""
-        with self._lock:
-            kept = [path for free in self._free.values() for path in free]
-            self._free.clear()
-        for path in kept:
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _layout(node: Node) -> _Layout:
-    """The layout of *node*; empty if its folder cannot be reused."""
-    if node.command is None or any(path.endswith("/") for path in node.paths.values()):
-        return ()
-    return tuple(sorted((slot, path.rpartition("/")[0]) for slot, path in node.paths.items()))
-
-
-def _is_clean(folder: Path) -> bool:
-    """Whether the folder contains nothing of a job that another could see; its log will be overwritten."""
-    temporary = f"{folder}{os.sep}temporary"
-    try:
-        names = set(os.listdir(folder))  # noqa: PTH208 - only names are needed
-        if not names <= {"outputs", "temporary", "log.txt"}:
-            return False
-        if "temporary" in names and os.listdir(temporary):  # noqa: PTH208
-            remove_tree(Path(temporary))
-    except OSError:  # a job may do anything to its folder
-        return False
-    return True
 
 
 # Python handles a signal that arrives just before a wait begins only when that wait ends; on Windows, one that arrives

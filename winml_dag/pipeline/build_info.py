@@ -24,8 +24,7 @@ from winml_dag.canonical import JsonObject
 from winml_dag.engine.stage import Source
 from winml_dag.file_reading import read_bytes
 from winml_dag.installed import distributions_in, normalised
-from winml_dag.pipeline.layout import FinishedBuild
-from winml_dag.pipeline.manifest import folder_in
+from winml_dag.pipeline.layout import FinishedBuild, folder_in
 from winml_dag.store.remote.ci import ci_run
 
 if TYPE_CHECKING:

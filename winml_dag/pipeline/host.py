@@ -289,8 +289,8 @@ def _ask(
     """Return the facts that a provider's process finds, its error, which is empty if it succeeded, and advice."""
     import tempfile
 
-    from winml_dag.engine.exchange import RESULT_FILE
-    from winml_dag.engine.execute import LOG_FILE, Job, log_tail
+    from winml_dag.engine.exchange import LOG_FILE, RESULT_FILE, log_tail
+    from winml_dag.engine.execute import Job
 
     node = Node(
         id=DEVICES.name,

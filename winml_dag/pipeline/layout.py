@@ -345,3 +345,11 @@ def has_only_stages(loaded: LoadedRecipe, overrides: Overrides) -> bool:
     """Whether neither the recipe nor the options of this run mention a model."""
     written = loaded.recipe.model_fields_set
     return written <= {"stages", "output_dir"} and bool(loaded.recipe.stages) and overrides == Overrides()
+
+
+def folder_in(folder: Path, output_dir: Path) -> str:
+    """Return *folder* relative to *output_dir*, as in the manifest there."""
+    try:
+        return Path(os.path.relpath(folder, output_dir.resolve())).as_posix()
+    except ValueError:  # Windows has no relative path to another drive
+        return folder.as_posix()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +27,7 @@ from winml_dag.pipeline.layout import (
     MANIFEST,
     FinishedBuild,
     component_of,
+    folder_in,
     is_builtin,
     is_carried_on,
     published_outputs,
@@ -228,14 +228,6 @@ def _of_search(found: Sequence[Searched]) -> JsonObject:
         # The result file has no timestamp, since its content would change with every run.
         "analysis_timestamp": next((one.last.record.made_at for one in found if one.last.record), None),
     }
-
-
-def folder_in(folder: Path, output_dir: Path) -> str:
-    """Return *folder* relative to *output_dir*, as in the manifest there."""
-    try:
-        return Path(os.path.relpath(folder, output_dir.resolve())).as_posix()
-    except ValueError:  # Windows has no relative path to another drive
-        return folder.as_posix()
 
 
 def manifest_text(value: JsonObject) -> bytes:

@@ -362,28 +362,6 @@ def _random_model(context: ResolveContext, named: str | None) -> Model:
     return Model(f"{model_type} with random weights", model_type=model_type)
 
 
-def user_script(context: ResolveContext, model: Model) -> Source | None:
-    """Return the Python file that makes the model, if the recipe names one.
-
-    Raises:
-        InputError: when it does not exist.
-        RecipeError: when the model is already ONNX.
-    """
-    written = context.recipe.loader.user_script
-    if written is None:
-        return None
-    path = resolve_path(context.base, written)
-    if model.onnx is not None:
-        raise RecipeError(
-            f"loader.user_script is {written!r}, but the model is ONNX already, so nothing is to be made."
-        )
-    if path.suffix != ".py" or not path.is_file():
-        raise InputError(
-            f"loader.user_script: {path} is not a Python file.", advice="Paths are relative to the recipe."
-        )
-    return Source("user script", artifact_types.USER_SCRIPT, (SourceFile(path.name, path),))
-
-
 def task_for(context: ResolveContext, model: Model) -> str | None:
     """Return the task of *model*, as requested, else as the model declares; None for an ONNX model.
 

@@ -47,7 +47,6 @@ from winml_dag.pipeline.uptodate import (
     content_of,
     environment_fingerprint,
     file_of,
-    places_of,
     program_content,
 )
 from winml_dag.store.digest import digest_file
@@ -108,7 +107,7 @@ def save_plan(
     header = Header(
         asked=words,
         environment=environment,
-        places=places_of(sorted(folders)),
+        places={folder: os.path.realpath(folder) for folder in sorted(folders)},
         groups=Groups(len(steering), len(hashed) - len(steering)),
         racy=racy(hashed, seen, began_ns),
         stages=len(planned.graph.nodes),

@@ -12,19 +12,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from winml_dag.engine.stage import Skip, Source
+from winml_dag.engine.stage import Skip, Source, SourceFile
 from winml_dag.ep.availability import is_at_hand, require_at_hand, what_is_missing
 from winml_dag.ep.registry import CPU, Target
-from winml_dag.errors import UsageError, WinmlDagError
+from winml_dag.errors import InputError, RecipeError, UsageError, WinmlDagError
 from winml_dag.installed import distribution_version
 from winml_dag.pipeline.buildgraph import BuildSummary
 from winml_dag.pipeline.decisions import Decisions, ResolveContext, option_files, sdk_of
 from winml_dag.pipeline.layout import has_only_stages, output_folder
-from winml_dag.pipeline.model import Known, Model, find_model, user_script
+from winml_dag.pipeline.model import Known, Model, find_model
 from winml_dag.pipeline.plan import Build, Declared, SavePath, Search, rewires_builtin
 from winml_dag.pipeline.request import Request
 from winml_dag.pipeline.settings import settings_of
 from winml_dag.pipeline.stageconfigs import data_notices, search_notices
+from winml_dag.recipe.fields import resolve_path
 from winml_dag.recipe.schema import Recipe
 from winml_dag.stages import artifact_types
 from winml_dag.stages.builtin import LINE
@@ -263,7 +264,7 @@ def _sources(decided: Decisions) -> dict[str, Source]:
         source = model.folder.model_source(code=context.trusts_code)
     found = {
         "model": source,
-        "script": user_script(context, model),
+        "script": _user_script(context, model),
         "data": calibration.data,
         "input_data": validation.data,
         "processor": calibration.processor,
@@ -273,3 +274,25 @@ def _sources(decided: Decisions) -> dict[str, Source]:
         "option_files": None if decided.compiled is None else option_files(context, decided.target),
     }
     return {slot: source for slot, source in found.items() if source is not None}
+
+
+def _user_script(context: ResolveContext, model: Model) -> Source | None:
+    """Return the Python file that makes the model, if the recipe names one.
+
+    Raises:
+        InputError: when it does not exist.
+        RecipeError: when the model is already ONNX.
+    """
+    written = context.recipe.loader.user_script
+    if written is None:
+        return None
+    path = resolve_path(context.base, written)
+    if model.onnx is not None:
+        raise RecipeError(
+            f"loader.user_script is {written!r}, but the model is ONNX already, so nothing is to be made."
+        )
+    if path.suffix != ".py" or not path.is_file():
+        raise InputError(
+            f"loader.user_script: {path} is not a Python file.", advice="Paths are relative to the recipe."
+        )
+    return Source("user script", artifact_types.USER_SCRIPT, (SourceFile(path.name, path),))

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from winml_dag import TOOL_ID
-from winml_dag.engine import events
 from winml_dag.engine.events import Observer, PassingOn, ReadProgress, Reason, Silent, StageResult, Status
 from winml_dag.engine.graph import Graph, Merged, Part, merge
 from winml_dag.engine.plan import dry_run, prefetch, remembered_name
@@ -382,23 +381,9 @@ class _Shared(PassingOn, Generic[T]):
         waiting = [(self._running[at], own) for at, own in self._readers[node_id] if self._running[at].waits]
         for number, (running, own) in enumerate(waiting):
             made_here = number == 0 or running.job.reports_shared_as_run
-            running.results[own] = _as_seen_from(running.job.graph.node(own), result, made_here=made_here)
+            running.results[own] = result.seen_from(running.job.graph.node(own), made_here=made_here)
         for running, _ in waiting:
             if node_id in running.waits:
                 running.waits.remove(node_id)
                 if not running.waits:
                     self._job_finished(running)
-
-
-def _as_seen_from(node: Node, result: StageResult, *, made_here: bool) -> StageResult:
-    """Return *result* as that of *node* of one job.
-
-    A stage that ran once for several jobs counts as run by the first one; the others found its result, as they would
-    have in sequence. Its time counts for the first one, too, even if it failed.
-    """
-    if not made_here and result.status is Status.FAILED:
-        return replace(result, node=node, elapsed_seconds=0.0)
-    if made_here or result.status is not Status.RAN or result.record is None:
-        return replace(result, node=node)
-    why = events.found(result.record)
-    return StageResult(node, Status.REUSED, why, result.cache_key, result.record)

@@ -13,7 +13,7 @@ from winml_dag.engine.stage import config_json
 from winml_dag.ep.providers.qnn import NPU_SETTINGS
 from winml_dag.pipeline.data import not_validated
 from winml_dag.pipeline.decisions import Decisions, ResolveContext, file_option_names
-from winml_dag.pipeline.manifest import folder_in
+from winml_dag.pipeline.layout import folder_in
 from winml_dag.pipeline.model import Model
 from winml_dag.pipeline.plan import chosen
 from winml_dag.pipeline.stageconfigs import DEFAULT_OPSET

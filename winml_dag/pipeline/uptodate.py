@@ -34,7 +34,7 @@ import xxhash
 
 from winml_dag import file_reading
 from winml_dag.canonical import JsonObject, JsonValue, canonical_json
-from winml_dag.configuration import CONFIGURATION_VARIABLES
+from winml_dag.configuration import VARIABLES
 from winml_dag.file_reading import (
     MOST_BYTES_OF_MANY,
     PER_PATH,
@@ -44,23 +44,8 @@ from winml_dag.file_reading import (
     probe_clock,
     racy,
     read_bytes,
-    read_text,
 )
 from winml_dag.store.cache_folder import KEYS_SUFFIX, PLAN_CACHE, log_build
-
-# Variables for the location of the hub cache and offline mode, for the programs of the user's own stages, and for
-# environments of execution providers.
-_VARIABLES = (
-    "HF_HUB_CACHE",
-    "HUGGINGFACE_HUB_CACHE",
-    "HF_HOME",
-    "XDG_CACHE_HOME",
-    "HF_HUB_OFFLINE",
-    "TRANSFORMERS_OFFLINE",
-    "PATH",
-    "PATHEXT",
-    *CONFIGURATION_VARIABLES,
-)
 
 
 @dataclass(frozen=True)
@@ -78,7 +63,7 @@ class Environment:
             "search_path": list(sys.path),
             "home": os.path.expanduser("~"),
             "machine": _machine(),
-            "variables": {name: os.environ.get(name) for name in _VARIABLES},
+            "variables": {name: os.environ.get(name) for name in VARIABLES},
         }
         return cls(facts, [_time_of(path or ".") for path in sys.path])
 
@@ -179,11 +164,6 @@ def program_content(path: str, function: str = "xxh3-128") -> str:
     """Return the content of a file that is a program, or may become one."""
     may_run = os.path.isfile(path) and os.access(path, os.X_OK)
     return _PROGRAM + (content_of(path, function) if may_run else ABSENT)
-
-
-def places_of(folders: Mapping[str, str] | Sequence[str]) -> dict[str, str]:
-    """Return the real path of each folder."""
-    return {folder: os.path.realpath(folder) for folder in folders}
 
 
 # --- An entry of the plan cache: the file ``standing/<name>.note``.
@@ -303,18 +283,10 @@ class Entry:
         return Entry(header, (paths, seen.tobytes(), *others))
 
 
-def file_of(cache_dir: str, words: str) -> str:
-    """Return the path of the entry of the request *words*."""
+def file_of(cache_dir: str, words: str, suffix: str = _SUFFIX) -> str:
+    """Return the path of the entry of the request *words*; with another *suffix*, of a file beside it."""
     name = xxhash.xxh3_128_hexdigest(words.encode("utf-8", "surrogatepass"))
-    return os.path.join(cache_dir, PLAN_CACHE, f"{name}{_SUFFIX}")
-
-
-def keys_of(cache_dir: str, words: str) -> list[str]:
-    """Return the keys that the entry of the request *words* depends on; none if unavailable."""
-    try:
-        return read_text(os.path.splitext(file_of(cache_dir, words))[0] + KEYS_SUFFIX, MOST_BYTES_OF_MANY).split()
-    except (OSError, ValueError):
-        return []
+    return os.path.join(cache_dir, PLAN_CACHE, f"{name}{suffix}")
 
 
 def load(cache_dir: str, words: str) -> Entry | None:
@@ -374,7 +346,10 @@ def check(cache_dir: str, words: str, environment: Environment | None = None) ->
 
 def _check(cache_dir: str, entry: Entry, environment: Environment) -> CurrentPlan | None:
     header = entry.header
-    if not environment.is_as(header.environment) or places_of(header.places) != header.places:
+    if (
+        not environment.is_as(header.environment)
+        or {folder: os.path.realpath(folder) for folder in header.places} != header.places
+    ):
         return None
     at_ns = time.time_ns()
     seen = look(entry.paths)
@@ -416,4 +391,4 @@ def log_use(cache_dir: str, current_plan: CurrentPlan) -> None:
 def touch(cache_dir: str, entry: Entry) -> None:
     """Mark the records that *entry* depends on as used."""
     with suppress(OSError):
-        os.utime(os.path.splitext(file_of(cache_dir, entry.header.asked))[0] + KEYS_SUFFIX)
+        os.utime(file_of(cache_dir, entry.header.asked, KEYS_SUFFIX))

@@ -159,6 +159,11 @@ class Row:
     winner_of: tuple[str, ...] = ()
 
     @property
+    def target(self) -> str:
+        """``qnn npu``; only one word for the CPU."""
+        return " ".join(dict.fromkeys(word for word in (self.ep, self.device) if word)) or "-"
+
+    @property
     def is_there(self) -> bool:
         return self.status in (CellStatus.BUILT, CellStatus.UP_TO_DATE)
 

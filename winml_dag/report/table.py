@@ -126,11 +126,6 @@ def wrapped(text: str, width: int) -> Iterator[str]:
     yield line
 
 
-def target_text(row: Row) -> str:
-    """Format ``qnn npu``; only one word for the CPU."""
-    return " ".join(dict.fromkeys(word for word in (row.ep, row.device) if word)) or "-"
-
-
 def _minute(text: str) -> str:
     """Format a time as ``2026-11-22 10:46 UTC``, as the pages do."""
     try:
@@ -210,7 +205,7 @@ _COLUMNS = (
     # The model is in the heading.
     _Column("build", lambda row: row.name.removeprefix(f"{row.model}/"), right=False),
     _Column("precision", lambda row: row.precision or "-", right=False),
-    _Column("target", target_text, right=False),
+    _Column("target", lambda row: row.target, right=False),
     _measured("size", 0, 8, "size", "size"),
     _Column("beside", _sidecar, 14, 8, "size"),
     _measured("p50", 1, 8, "latency", "latency"),

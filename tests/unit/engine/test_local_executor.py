@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from winml_dag.engine import execute
-from winml_dag.engine.exchange import PROGRESS_FILE, Progress, read_progress
-from winml_dag.engine.execute import LOG_FILE, Job, LocalExecutor, Outcome, log_tail, shorten_log
+from winml_dag.engine.exchange import LOG_FILE, PROGRESS_FILE, Progress, log_tail, read_progress, shorten_log
+from winml_dag.engine.execute import Job, LocalExecutor, Outcome
 from winml_dag.engine.stage import InputSlot, Node, Stage
 
 RunWork = Callable[..., tuple[Outcome, Path]]

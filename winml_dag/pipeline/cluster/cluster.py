@@ -19,9 +19,9 @@ from distributed import Scheduler, Security, SpecCluster
 from pydantic import ValidationError
 
 from winml_dag import __version__
-from winml_dag.engine.execute import LOG_FILE, log_tail, python_path
+from winml_dag.engine.exchange import LOG_FILE, log_tail
 from winml_dag.engine.graph import Graph
-from winml_dag.engine.process import ProcessGroup
+from winml_dag.engine.process import ProcessGroup, python_path
 from winml_dag.engine.resources import UNLIMITED, Capacity
 from winml_dag.engine.run import Runner
 from winml_dag.ep.availability import installed, knowing

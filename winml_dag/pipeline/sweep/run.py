@@ -36,8 +36,8 @@ from winml_dag.pipeline.sweep.goals import GoalOutcome, Means, pursue_goals
 from winml_dag.pipeline.sweep.ledger import Ledger, modules_of, new_head, write_summary
 from winml_dag.pipeline.sweep.measuring import Finished, measure_cells
 from winml_dag.pipeline.sweep.result import CellResult, CellStatus, SweepResult
+from winml_dag.pipeline.sweep.stamp import keys_of as keys_of_note
 from winml_dag.pipeline.uptodate import CurrentPlan, Environment, check, log_use
-from winml_dag.pipeline.uptodate import keys_of as keys_of_note
 from winml_dag.recipe.sweep import sweep_of_files
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from winml_dag import file_reading
 from winml_dag.canonical import JsonValue, canonical_json
-from winml_dag.file_reading import FirstLooks, look, racy
+from winml_dag.file_reading import MOST_BYTES_OF_MANY, FirstLooks, look, racy, read_text
 from winml_dag.pipeline.uptodate import (
     MALFORMED,
     Entry,
@@ -25,10 +25,10 @@ from winml_dag.pipeline.uptodate import (
     Header,
     check,
     content_of,
-    keys_of,
+    file_of,
     log_use,
-    places_of,
 )
+from winml_dag.store.cache_folder import KEYS_SUFFIX
 
 if TYPE_CHECKING:
     from winml_dag.pipeline.request import Request
@@ -114,9 +114,17 @@ def keep_sweep_stamp(
         return
     seen += put
     groups, young = Groups(len(paths), outputs=len(there)), racy([*paths, *there], seen, began_ns)
-    places = places_of([str(Path(found.folder).absolute())])
-    header = Header(words, environment, places, groups, young, complete=True)
+    place = str(Path(found.folder).absolute())
+    header = Header(words, environment, {place: os.path.realpath(place)}, groups, young, complete=True)
     plan = json.dumps({**asdict(found), "builds": builds}).encode()
     # It is removed together with the last result that it depends on.
     keys = dict.fromkeys(key for each in builds for key in keys_of(folder, each))
     Entry.of(header, [*paths, *there], seen, digests, plan).keep(folder, keys)
+
+
+def keys_of(cache_dir: str, words: str) -> list[str]:
+    """Return the keys that the entry of the request *words* depends on; none if unavailable."""
+    try:
+        return read_text(file_of(cache_dir, words, KEYS_SUFFIX), MOST_BYTES_OF_MANY).split()
+    except (OSError, ValueError):
+        return []

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -57,7 +57,7 @@ from winml_dag.stages.export.loading import (
     refuse_made_up_weights,
 )
 from winml_dag.stages.export.module import module_subject, parent_loader
-from winml_dag.stages.export.subject import Subject, call_model, choose_outputs, chosen_subject
+from winml_dag.stages.export.subject import Subject, call_model, chosen_subject
 
 MODEL_FILE = "export.onnx"
 
@@ -309,3 +309,35 @@ def run_signature(config: SignatureConfig, workspace: Workspace) -> JsonObject:
         chosen = choose_outputs(produced, config.export.output_tensors or (), subject.outputs or produced)
         outputs = [{"name": name} for name in chosen]
     return {"input_tensors": [each.to_json() for each in inputs], "output_tensors": outputs}
+
+
+def choose_outputs(produced: Sequence[str], asked: Sequence[str], usual: Sequence[str]) -> dict[str, str]:
+    """The outputs to export, those in *asked*, else those of the *usual* ones that the model has: its own names of
+    them, by the exported model's.
+
+    Names that the model has refer to its outputs. If it has none of the names, they are new names for its first
+    outputs, in order; a mixture would be a guess.
+
+    Raises:
+        StageError: there are more names than outputs, a name is used twice, only some names are known, or there is
+            nothing to export.
+    """
+    has = ", ".join(produced) or "none"
+    if not asked:
+        choices = {name: name for name in usual if name in produced}
+        if not choices:
+            raise StageError(
+                f"The model has none of the outputs that its task is about ({', '.join(usual)}); it has: {has}.",
+                advice="Name the outputs in export.output_tensors, or choose another task.",
+            )
+        return choices
+    if len(set(asked)) != len(asked):
+        raise StageError(f"export.output_tensors names an output twice: {', '.join(asked)}.")
+    if len(asked) > len(produced):
+        raise StageError(f"export.output_tensors names {len(asked)} outputs, but the model has {len(produced)}: {has}.")
+    unknown = [name for name in asked if name not in produced]
+    if not unknown:
+        return {name: name for name in asked}
+    if len(unknown) < len(asked):
+        raise StageError(f"export.output_tensors names {', '.join(unknown)}, but the model's outputs are: {has}.")
+    return dict(zip(asked, produced, strict=False))

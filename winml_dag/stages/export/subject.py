@@ -11,7 +11,7 @@ therefore fixed, which an NPU needs, and the outputs hold a few numbers instead 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -374,35 +374,3 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
     elif isinstance(value, list | tuple):
         for place, inner in enumerate(value):
             yield from _tensors(f"{name}_{place}", inner)
-
-
-def choose_outputs(produced: Sequence[str], asked: Sequence[str], usual: Sequence[str]) -> dict[str, str]:
-    """The outputs to export, those in *asked*, else those of the *usual* ones that the model has: its own names of
-    them, by the exported model's.
-
-    Names that the model has refer to its outputs. If it has none of the names, they are new names for its first
-    outputs, in order; a mixture would be a guess.
-
-    Raises:
-        StageError: there are more names than outputs, a name is used twice, only some names are known, or there is
-            nothing to export.
-    """
-    has = ", ".join(produced) or "none"
-    if not asked:
-        choices = {name: name for name in usual if name in produced}
-        if not choices:
-            raise StageError(
-                f"The model has none of the outputs that its task is about ({', '.join(usual)}); it has: {has}.",
-                advice="Name the outputs in export.output_tensors, or choose another task.",
-            )
-        return choices
-    if len(set(asked)) != len(asked):
-        raise StageError(f"export.output_tensors names an output twice: {', '.join(asked)}.")
-    if len(asked) > len(produced):
-        raise StageError(f"export.output_tensors names {len(asked)} outputs, but the model has {len(produced)}: {has}.")
-    unknown = [name for name in asked if name not in produced]
-    if not unknown:
-        return {name: name for name in asked}
-    if len(unknown) < len(asked):
-        raise StageError(f"export.output_tensors names {', '.join(unknown)}, but the model's outputs are: {has}.")
-    return dict(zip(asked, produced, strict=False))
