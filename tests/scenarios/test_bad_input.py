@@ -137,6 +137,7 @@ TINY = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "in
     [
         ({"quant": {"sampels": 3}}, "build", 2, ["recipe.yaml:", "quant.sampels", "samples"]),
         ({"quant": {"mode": "banana"}}, "build", 2, ["banana", "static"]),
+        ({"quant": {"op_types": ["Conv"]}}, "build", 2, ["did you mean 'op_types_to_quantize'?"]),
         ({"optim": {"gelu_fusionn": True}}, "build", 2, ["gelu_fusionn", "gelu_fusion"]),
         (
             {"quant": {"sampels": 3, "mode": "banana"}, "loader": {"taks": "x"}},
@@ -238,6 +239,9 @@ def test_declined_clear_removes_nothing_and_empty_cache_dir_is_refused(
     assert "Nothing was removed" in output.out
     assert "Interrupted" not in output.err
     assert run(["cache", "info", "--cache-dir", ""]) == 2
+    monkeypatch.setattr(sys, "stdin", StringIO())
+    assert run(["cache", "clear", "--cache-dir", str(shell.folder / "cache")]) == 2
+    assert "nothing was removed. Give -y" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("folder", ["cache", "cache/blobs/out", "x/../cache/out"])

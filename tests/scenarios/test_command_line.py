@@ -41,6 +41,7 @@ def test_command_alone_prints_help_and_exit_codes() -> None:
         (["m.onnx", "--ep", "cpu"], 0, "Built out"),
         (["folder"], 2, "There is no output folder."),
         (["build", "folder"], 2, "There is no output folder."),
+        (["build", "recipes"], 2, "'recipes' is not a recipe, an .onnx file or a model folder. Give"),
         (["r.yml"], 3, "There is no recipe r.yml; did you mean 'r.yaml'?"),
         (["bulid", "-c", "r.yaml"], 2, "There is no command 'bulid'; did you mean 'build'?"),
         (["run", "-c", "r.yaml"], 2, "There is no command 'run'. Use winml-dag build."),
@@ -73,10 +74,12 @@ def test_set_option_sets_any_section_field(newcomer: Project) -> None:
     for given, said in (
         ("quant.sampels=3", "unknown key; did you mean 'samples'?"),
         ("quant.samples=many", "quant"),
+        ("optim.gelu_fusion=3", "optim.gelu_fusion: expected true or false, got 3"),
         ("samples=3", "expected SECTION.FIELD=VALUE, such as quant.samples=20. Sections: loader"),
         ("quant.samples", "is not NAME=VALUE"),
     ):
-        assert said in newcomer.says("plan", "r.yaml", "-p", "w8a8", "--set", given, code=2)
+        for precision in ("w8a8", "fp32"):  # the second reads no quant section
+            assert said in newcomer.says("plan", "r.yaml", "-p", precision, "--set", given, code=2)
 
 
 def test_option_without_effect_is_noted_in_every_build(newcomer: Project) -> None:

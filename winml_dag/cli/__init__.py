@@ -213,10 +213,15 @@ def _model_or_recipe(word: str) -> str:
 
 def _with_flags(command: click.Command, words: list[str]) -> list[str]:
     """Return *words* with ``-c`` or ``-m`` before models and recipes at their start: ``build r.yaml -o out``."""
-    if any(isinstance(parameter, click.Argument) for parameter in command.params):
+    if isinstance(command, click.Group) or any(isinstance(each, click.Argument) for each in command.params):
         return words
     flags = {flag for parameter in command.params for flag in parameter.opts}
     leading = [*takewhile(lambda word: _model_or_recipe(word) in flags, words)]
+    unclear = "".join(words[len(leading) : len(leading) + 1])
+    if unclear[:1] not in ("", "-") and not _model_or_recipe(unclear) and {"-m", "-c"} <= flags:
+        raise click.UsageError(
+            f"{unclear!r} is not a recipe, an .onnx file or a model folder. Give a model with -m, recipes with -c."
+        )
     return [*(part for word in leading for part in (_model_or_recipe(word), word)), *words[len(leading) :]]
 
 

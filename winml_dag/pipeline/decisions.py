@@ -159,8 +159,11 @@ class ResolveContext:
 
 
 def _flags(given: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
-    if unknown := next((name for name in given if name not in CATALOG), None):
-        raise RecipeError(f"optim: {unknown!r} is not an optimization{known_instead(unknown, CATALOG)}")
+    for name, value in given.items():
+        if name not in CATALOG:
+            raise RecipeError(f"optim: {name!r} is not an optimization{known_instead(name, CATALOG)}")
+        if not isinstance(value, bool):
+            raise RecipeError(f"optim.{name}: expected true or false, got {value!r}")
     return given
 
 

@@ -27,13 +27,10 @@ from winml_dag.stages.export import (
     SCRIPT_SOURCE,
     SIGNATURE,
     CaptureConfig,
-    ComponentsConfig,
-    ExportConfig,
     ExportFields,
     LoaderFields,
     SignatureConfig,
 )
-from winml_dag.stages.export.detect import task_named
 
 # How the search of analyze proceeds is not part of the result, so the settings of a build omit it.
 _OF_ANALYZE = ("auto", "max_optim_iterations", "allow_unsupported_nodes")
@@ -68,7 +65,6 @@ def frozen_recipe(request: Request, folder: Path, *, module: str | None = None) 
         overrides = replace(overrides, random_weights=True)
     build = resolve(ResolveContext.of(loaded, overrides, folder, download=True, runs=False))
     export = build.chosen("export")
-    _refuse_task(export)
     settings = {
         **build.summary.settings,
         "auto": base.auto if request.overrides.analyze is None else request.overrides.analyze,
@@ -93,15 +89,6 @@ def frozen_recipe(request: Request, folder: Path, *, module: str | None = None) 
     if module is not None:
         return _modules(frozen, settings, build, module)
     return _with_tensors(frozen, settings, build)
-
-
-def _refuse_task(export: ExportConfig | ComponentsConfig | None) -> None:
-    """Raise UsageError for an unknown task: its recipe could not be built."""
-    if export is not None:
-        try:
-            task_named(export.loader.task)
-        except StageError as error:
-            raise UsageError(error.message, advice=error.advice) from error
 
 
 def _is_nameless(request: Request, recipe: Recipe) -> bool:

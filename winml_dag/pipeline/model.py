@@ -366,13 +366,16 @@ def task_for(context: ResolveContext, model: Model) -> str | None:
     """Return the task of *model*, as requested, else as the model declares; None for an ONNX model.
 
     Raises:
-        RecipeError: when neither names a task.
+        UsageError: when neither names a task, or the recipe an unknown one.
     """
     task = context.task or model.task
-    if task is not None or model.onnx is not None:
+    if model.onnx is not None:
         return task
-    from winml_dag.stages.export.detect import TASKS, task_of
+    from winml_dag.stages.export.detect import TASKS, task_named, task_of
 
+    if task is not None:
+        task_named(task)  # raises for an unknown one
+        return task
     if context.recipe.loader.model_class is not None:
         task = task_of({"architectures": [context.recipe.loader.model_class]})
     if task is None and context.recipe.loader.module_path is not None:

@@ -44,6 +44,7 @@ def quant_section(context: ResolveContext) -> Quant | None:
 def quant_for(context: ResolveContext, target: Target, onnx: OnnxFile | None) -> Quant | Skip:
     """Return the section with every type set, or why the build does not quantize."""
     overrides, section = context.overrides, quant_section(context)
+    Quant.from_dict(overrides.section("quant"))  # a mistake is reported even if nothing is quantized
     if overrides.quant is False:
         return Skip("--no-quant was given")
     asked_for_now = overrides.quant is True or overrides.precision is not None

@@ -292,7 +292,6 @@ def _user_script(context: ResolveContext, model: Model) -> Source | None:
             f"loader.user_script is {written!r}, but the model is ONNX already, so nothing is to be made."
         )
     if path.suffix != ".py" or not path.is_file():
-        raise InputError(
-            f"loader.user_script: {path} is not a Python file.", advice="Paths are relative to the recipe."
-        )
+        what = "is not a Python file" if path.exists() else "does not exist"
+        raise InputError(f"loader.user_script: {path} {what}.", advice="Paths are relative to the recipe.")
     return Source("user script", artifact_types.USER_SCRIPT, (SourceFile(path.name, path),))

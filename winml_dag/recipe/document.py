@@ -98,7 +98,7 @@ def unreadable(name: str, findings: list[tuple[Position, str]]) -> RecipeError:
     return RecipeError(f"The recipe {name} cannot be read.", problems=problems)
 
 
-def _dotted(location: Location) -> str:
+def dotted(location: Location) -> str:
     text = ""
     for step in location:
         if isinstance(step, int):
@@ -135,7 +135,7 @@ class Findings:
         positions = positions or self._positions()
         position = positions.of_key(location) if about_key else positions.of_value(location)
         file = positions.file_of(location) or self._name
-        label = f"{_dotted(location)}: " if location else ""
+        label = f"{dotted(location)}: " if location else ""
         self._found.add((file, position, f"{file}:{position.line}: {label}{message}"))
 
     def lines(self) -> tuple[str, ...]:

@@ -66,11 +66,10 @@ class Section(BaseModel):
             return cls.model_validate(values)
         except ValidationError as error:
             # Imported here: errors are rare, and the import is slow.
-            from winml_dag.recipe.document import Positions
-            from winml_dag.recipe.problems import problems
+            from winml_dag.recipe.problems import section_problems
 
             name = name or cls.__name__.lower()
-            found = problems(error, cls, Positions(), name)
+            found = section_problems(error, cls, name)
             raise RecipeError(f"The {name} section is wrong:", problems=found) from None
 
     @classmethod

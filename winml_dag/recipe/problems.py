@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from winml_dag.errors import did_you_mean, known_instead
-from winml_dag.recipe.document import Findings, Location, Positions
+from winml_dag.recipe.document import Findings, Location, Positions, dotted
 from winml_dag.recipe.fields import keys_of
 
 if TYPE_CHECKING:
@@ -45,10 +45,21 @@ def problems(error: ValidationError, root: type[BaseModel], positions: Positions
 def add_errors(
     findings: Findings, error: ValidationError, root: type[BaseModel], positions: Positions | None = None
 ) -> None:
+    for location, message, is_about_key in _found(error, root):
+        findings.add(location, message, about_key=is_about_key, positions=positions)
+
+
+def section_problems(error: ValidationError, root: type[BaseModel], name: str) -> tuple[str, ...]:
+    """Return one line for each finding in section *name* of options or of a call: ``compile.htp_arch: ...``."""
+    return tuple(
+        f"{'.'.join(filter(None, (name, dotted(location))))}: {message}" for location, message, _ in _found(error, root)
+    )
+
+
+def _found(error: ValidationError, root: type[BaseModel]) -> Iterator[tuple[Location, str, bool]]:
     for details in error.errors(include_url=False):
         location, is_about_key = _location(details)
-        message = _message(details, location, root)
-        findings.add(location, message, about_key=is_about_key, positions=positions)
+        yield location, _message(details, location, root), is_about_key
 
 
 def _location(details: ErrorDetails) -> tuple[Location, bool]:
@@ -72,7 +83,8 @@ def _message(details: ErrorDetails, location: Location, root: type[BaseModel]) -
     if kind == "literal_error":
         choices = re.findall(r"'([^']*)'|(\d+)", details["ctx"]["expected"])
         choices = [text or number for text, number in choices]
-        return f"{_shown(value)} is not one of {', '.join(choices)}{did_you_mean(value, choices)}"
+        near = did_you_mean(value, choices) if isinstance(value, str) else ""
+        return f"{_shown(value)} is not one of {', '.join(choices)}{near}"
     if kind == "string_type" and isinstance(value, int | float):
         return f"expected text, got {_shown(value)}; put it in quotes"
     if kind in _EXPECTED:

@@ -68,6 +68,8 @@ def _advice(error: OSError) -> str:
             return "Free some space, or choose another cache folder with --cache-dir or WINML_DAG_CACHE_DIR."
         case errno.EACCES | errno.EPERM | errno.EROFS | errno.ENOTDIR | errno.EEXIST:
             return "Make it writable, or choose another cache folder with --cache-dir or WINML_DAG_CACHE_DIR."
+        case errno.ENOENT:
+            return "If the cache folder was moved or removed meanwhile, build again."
     return ""
 
 

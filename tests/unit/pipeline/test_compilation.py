@@ -110,8 +110,10 @@ def test_run_option_paths_are_relative_to_working_folder(tmp_path: Path, monkeyp
 
 
 def test_unknown_compile_field_is_refused() -> None:
-    with pytest.raises(RecipeError, match="The compile section is wrong"):
+    with pytest.raises(RecipeError, match=r"The compile section is wrong:\n  compile.soc_modle: unknown key"):
         context({}, {"soc_modle": 60})
+    with pytest.raises(RecipeError, match=r"  compile.htp_arch: 7 is not one of 68, 69, 73, 75, 79, 81$"):
+        context({}, {"htp_arch": 7})
 
 
 def test_full_offload_without_compile_is_refused_unless_disabled_by_option() -> None:

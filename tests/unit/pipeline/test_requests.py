@@ -13,7 +13,7 @@ from pipeline_samples import resolved, save_model
 from winml_dag.ep.availability import installed
 from winml_dag.ep.providers.vitisai import VITISAI
 from winml_dag.ep.registry import QNN
-from winml_dag.errors import InputError, RecipeError, UsageError
+from winml_dag.errors import InputError, RecipeError, UsageError, WinmlDagError
 from winml_dag.pipeline.layout import output_dir_of
 from winml_dag.pipeline.onestage import build_of_one
 from winml_dag.pipeline.plan import Build
@@ -133,6 +133,24 @@ def test_task_follows_from_model_class(tmp_path: Path) -> None:
     request = request_of({"loader": {"model_type": "bert", "model_class": "AutoModelForMaskedLM"}})
     planned = plan_request(request, Store(tmp_path / "cache"), download=False, needs_folder=False)
     assert planned.summary.task == "fill-mask"
+
+
+@pytest.mark.parametrize(
+    ("loader", "said"),
+    [
+        (
+            {"model_type": "bert", "task": "fill-maks"},
+            "no task 'fill-maks' .*; did you mean 'fill-mask'",
+        ),
+        (
+            {"user_script": "mine.py", "model_type": "bert", "task": "fill-mask"},
+            "user_script: .*mine.py does not exist",
+        ),
+    ],
+)
+def test_wrong_loader_is_refused_by_a_plan(loader: dict[str, str], said: str, tmp_path: Path) -> None:
+    with pytest.raises(WinmlDagError, match=said):
+        plan_request(request_of({"loader": loader}), Store(tmp_path / "cache"), download=False, needs_folder=False)
 
 
 RECIPES = {

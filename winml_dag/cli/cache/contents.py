@@ -14,6 +14,7 @@ import click
 from winml_dag.cli import echo, show
 from winml_dag.cli.command import FILE, Command
 from winml_dag.cli.options import format_option
+from winml_dag.errors import UsageError
 
 if TYPE_CHECKING:
     from winml_dag.canonical import JsonObject, JsonValue
@@ -302,7 +303,11 @@ def clear(cache_dir: Path | None, yes: bool) -> None:
     from winml_dag.store.quantities import counted, size_text
 
     store = opened(cache_dir)
-    if not yes and not click.confirm(f"Remove everything in {store.folder}?"):
+    try:
+        agreed = yes or click.confirm(f"Remove everything in {store.folder}?")
+    except click.Abort:  # no terminal to answer on
+        raise UsageError("Nobody confirmed it, so nothing was removed.", advice="Give -y to remove it.") from None
+    if not agreed:
         echo("Nothing was removed.")
         return
     cleared = upkeep.clear(store)

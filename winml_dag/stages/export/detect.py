@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from winml_dag.canonical import JsonValue
-from winml_dag.errors import StageError
+from winml_dag.errors import StageError, UsageError, known_instead
 from winml_dag.explanation import explanation
 from winml_dag.stages.export.architectures import Architecture, architecture
 
@@ -209,12 +209,12 @@ def task_named(name: str) -> Task:
     """Return the task called *name*.
 
     Raises:
-        StageError: no such task exists.
+        UsageError: no such task exists.
     """
     try:
         return _BY_ANY_NAME[name]
     except KeyError:
-        raise StageError(
-            f"loader.task is {name!r}, which cannot be exported.",
-            advice=f"Use one of: {', '.join(TASKS)}; or export the model yourself and build from the ONNX file.",
+        raise UsageError(
+            f"There is no task {name!r} to export a model for{known_instead(name, TASKS)}",
+            advice="For another one, export the model yourself and build from the ONNX file.",
         ) from None
