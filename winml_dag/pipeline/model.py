@@ -76,6 +76,11 @@ class ModelFolder:
         try:
             config = read_json(path)
         except FileNotFoundError:
+            if (folder / "adapter_config.json").is_file():
+                raise InputError(
+                    f"{folder} has only an adapter, without its base model.",
+                    advice="Merge them (peft's merge_and_unload), save the result and give that folder.",
+                ) from None
             raise InputError(
                 f"{folder} has no config.json, so it is not a model folder.",
                 advice="Give the folder that transformers' save_pretrained wrote, a hub id, or an .onnx file.",

@@ -18,6 +18,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensor
 from winml_dag.ep.session import open_session
 from winml_dag.errors import StageError
 from winml_dag.onnxmodel.files import load_model, save_model, with_shapes
+from winml_dag.onnxmodel.graph import standard_opset
 from winml_dag.onnxmodel.inspect import ModelSummary, inspect_model
 from winml_dag.onnxmodel.protos import (
     Naming,
@@ -30,6 +31,7 @@ from winml_dag.onnxmodel.protos import (
     subgraphs,
 )
 from winml_dag.stages.mask_clamping import clamp_certain
+from winml_dag.stages.normalize import FIRST_OPSET
 from winml_dag.stages.normalize.forms import normalize_forms
 
 
@@ -138,6 +140,9 @@ def typed(model: ModelProto, path: Path, *, finite: bool) -> tuple[ModelProto, i
     """
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
+    if not standard_opset(model):
+        # Trees and the like need none of the standard's operators, but onnxruntime's tools look for its version.
+        model.opset_import.add(version=FIRST_OPSET)
     distinct_names(model)
     plain_constants(model)
     _forget_initializer_shapes(model.graph)

@@ -195,6 +195,8 @@ def models(folder: Path) -> None:
     save_model(folder / "blocks.onnx", matmul, constants=(blocks, one))
     (folder / "theirs.onnx").write_bytes(b"mine")
     (folder / "bad.yaml").write_text("optimm: {}\n", encoding="utf-8")
+    (folder / "adapter").mkdir()
+    (folder / "adapter" / "adapter_config.json").write_text("{}", encoding="utf-8")
 
 
 @pytest.fixture
@@ -220,6 +222,7 @@ def refused(folder: Path, says) -> Refused:
         ("export -o x.onnx", 2, "No model is named. Give -m, or a recipe with -c."),
         ("export -m ./nope -o x.onnx", 3, "nope does not exist"),
         ("export -m . -o x.onnx", 3, "has no config.json, so it is not a model folder"),
+        ("export -m adapter -o x.onnx", 3, "has only an adapter, without its base model"),
         ("export -m . -o x.bin", 2, "x.bin does not end with .onnx. Give -o a file such as result.onnx."),
         ("export -m . -o x.onnx --dynamic-axes no.json", 3, "--dynamic-axes: no.json cannot be read"),
         ("export -m . -o x.onnx --input-specs m.onnx", 3, "--input-specs: m.onnx is not JSON"),

@@ -108,14 +108,18 @@ def _shard_outside(folder: Path) -> None:
         (_pickled_code, "cannot be loaded"),
         (_shard_outside, "not a file of the model folder"),
         (lambda folder: (folder / "model.safetensors").unlink(), r"no weights: there is config\.json"),
-        (lambda folder: os.truncate(folder / "model.safetensors", 2000), "cannot be loaded"),
+        (lambda folder: os.truncate(folder / "model.safetensors", 2000), "cut short"),
+        (
+            lambda folder: edit_config(folder, quantization_config={"quant_method": "gptq", "bits": 4}),
+            r"quantized already \(gptq\)",
+        ),
         (lambda folder: (folder / "adapter_config.json").write_text("{}", encoding="utf-8"), "adapter"),
         (
             lambda folder: edit_config(folder, id2label={0: "no", 1: "yes"}, label2id={"no": 0, "yes": 1}),
             r"classifier\.bias is \[3\] instead of \[2\]",
         ),
     ],
-    ids=["code", "a shard outside", "no weights", "cut short", "an adapter", "another shape"],
+    ids=["code", "a shard outside", "no weights", "cut short", "quantized", "an adapter", "another shape"],
 )
 def test_incomplete_or_unsafe_folder_is_refused(
     folder: Path, damage: Callable[[Path], Any], words: str, monkeypatch: pytest.MonkeyPatch

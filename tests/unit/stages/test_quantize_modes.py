@@ -88,6 +88,13 @@ class TestFp16:
         np.testing.assert_allclose(one, feed["x"] + weights(4), atol=1e-2)
         np.testing.assert_array_equal(one, other)
 
+    @pytest.mark.parametrize("mode", ["dynamic", "rtn"])
+    def test_model_without_standard_operators_is_refused(self, tmp_path, mode):
+        text = """<ir_version: 8, opset_import: ["ai.onnx.ml": 3]> g (float[1, 4] x) => (float[1, 4] y)
+            { y = ai.onnx.ml.Binarizer <threshold = 0.5> (x) }"""
+        with pytest.raises(StageError, match="no weights that could be quantized"):
+            quantize(tmp_path, onnx.parser.parse_model(text), mode)
+
     def test_fp16_overflow_is_an_error(self, tmp_path):
         model = graph("g (float[4] x) => (float[4] y) <float big = {60000}> { m = Mul (x, big) y = Mul (m, big) }")
         with pytest.raises(StageError, match="output 'y'") as caught:

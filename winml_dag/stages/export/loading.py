@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -293,13 +293,25 @@ def _saved_model(loader: LoaderFields, folder: Path, made: Any) -> LoadedModel:
             )
         )
     except Exception as error:  # from transformers, torch or safetensors: it is about the files of this folder
-        raise StageError(f"The model folder cannot be loaded: {explanation(error)}.") from error
+        raise _unreadable(folder, explanation(error)) from error
     for name, saved, expected in sorted(report["mismatched_keys"]):
         raise StageError(
             f"The checkpoint's {name} is {list(saved)} instead of {list(expected)}.",
             advice="config.json or loader.model_class is not that of this checkpoint.",
         )
     return LoadedModel(model, frozenset(report["missing_keys"]), whole)
+
+
+def _unreadable(folder: Path, reason: str) -> StageError:
+    advice, quantized = "", read_json(folder / "config.json").get("quantization_config")
+    if isinstance(quantized, Mapping):
+        # transformers names the packages to install, whose quantized modules cannot be exported.
+        reason = f"its weights are quantized already ({quantized.get('quant_method', 'quantization_config')})"
+        advice = "Give the checkpoint in float that it was made from."
+    elif "deserializing header" in reason:
+        reason = "its safetensors are cut short or damaged, or pointers of Git LFS"
+        advice = "Fetch them again, with git lfs pull in a repository."
+    return StageError(f"The model folder cannot be loaded: {reason}.", advice=advice)
 
 
 def _check_files(folder: Path) -> None:
