@@ -15,7 +15,7 @@ from winml_dag.store.records import Record
 from winml_dag.store.store import Store
 
 # The fastest file system: nothing needs to outlive the tests.
-_MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None  # noqa: PTH112
+MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None  # noqa: PTH112
 
 
 class MemoryRows:
@@ -39,7 +39,7 @@ class NotedStore(Store):
     """
 
     def __init__(self, *, function: DigestFunction | None = None) -> None:
-        self._place = tempfile.TemporaryDirectory(dir=_MEMORY, ignore_cleanup_errors=True)
+        self._place = tempfile.TemporaryDirectory(dir=MEMORY, ignore_cleanup_errors=True)
         super().__init__(Path(self._place.name) / "cache", function=function)
         self.calls: list[tuple[str, str]] = []
 

@@ -153,14 +153,6 @@ def test_added_removed_and_swapped_samples_are_listed(built: Project) -> None:
     assert planned in [stage["reason"] for stage in manifest["stages"]]
 
 
-def test_added_or_removed_input_data_is_reported(built: Project) -> None:
-    built.edit(quant={"samples": 10})
-    assert "input data is gone" in built.why("calibrate")
-    built.builds()
-    built.edit_samples()
-    assert "input data is new" in built.why("calibrate")
-
-
 def test_package_is_named_with_both_versions(built: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = keys.installed_distributions()["onnxruntime"]
     installed = tmp_path / "packages" / "onnxruntime-99.1.dist-info"

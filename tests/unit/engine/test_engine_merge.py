@@ -11,7 +11,7 @@ from engine_samples import Bench, join, node, properties, run_graph, source_arti
 from hypothesis import given
 from hypothesis import strategies as st
 from memory_executor import MemoryExecutor
-from memory_store import NotedStore
+from memory_store import MEMORY, NotedStore
 
 from winml_dag.engine.events import Status
 from winml_dag.engine.graph import Graph, Merged, Part, merge
@@ -90,7 +90,7 @@ class Parts:
 def test_merged_parts_give_their_own_results_and_equal_work_runs_once(
     drawn: list[Drawn],
 ) -> None:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         parts = Parts(Path(folder), drawn)
         merged = merge(parts.parts)
         found, calls = parts.together(merged)

@@ -15,7 +15,7 @@ from engine_samples import Bench, Ran, node, read, salt
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
-from memory_store import NotedStore
+from memory_store import MEMORY, NotedStore
 
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import Status
@@ -86,7 +86,7 @@ class Builds(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = Path(tempfile.mkdtemp())
+        self.folder = Path(tempfile.mkdtemp(dir=MEMORY))
         self.store = NotedStore()
         self.bench = Bench(self.folder, self.store)
         self.texts = dict.fromkeys(SOURCES, "a")

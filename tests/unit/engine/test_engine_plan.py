@@ -11,7 +11,6 @@ from engine_samples import Bench, join, node
 from winml_dag.canonical import JsonObject
 from winml_dag.engine.events import StageResult, Status
 from winml_dag.engine.stage import InputSlot, Node, Source, Workspace
-from winml_dag.store.digest import digest_bytes
 
 LINE = (node("export", "weights"), node("quantize", "export.out"), node("compile", "quantize.out"))
 
@@ -50,31 +49,6 @@ def test_plan_only_reads_and_reports_status_with_reasons(bench: Bench, explain: 
     assert {method for method, _ in bench.store.calls} <= {"record", "latest", *(["records_of"] if explain else [])}
 
 
-def test_edited_source_is_named_by_file_in_plan_and_run(bench: Bench) -> None:
-    bench.run(LINE, [bench.source("weights", "old")])
-    edited = bench.source("weights", "new")
-    reason = explained(bench, LINE, [edited])["export"].reason
-    old, new = (digest_bytes(text, "xxh3-128") for text in (b"old", b"new"))
-    shown = f"{old[:17]} -> {new.partition(':')[2][:8]}"
-    assert str(reason) == f"input in0: weights.txt changed ({shown})"
-    (change,) = reason.changes
-    assert [(file.old, file.new) for file in change.files] == [(old, new)]
-    ran = bench.run(LINE, [edited])
-    assert ran.reason("export") == str(reason)
-    assert ran.reason("quantize").startswith("input in0: export-out.txt changed (xxh3-128:")
-
-
-def test_changed_stage_output_is_named_by_file(bench: Bench) -> None:
-    weights = bench.source("weights", "w")
-    bench.run(LINE, [weights])
-    # Another build runs export alone, so that the bytes of its output are already recorded.
-    edited = (node("export", "weights", salt=1), *LINE[1:])
-    bench.run(edited[:1], [weights], scope="elsewhere")
-    found = explained(bench, edited, [weights])
-    assert found["export"].reason.kind == "found"
-    assert str(found["quantize"].reason).startswith("input in0: export-out.txt changed (xxh3-128:")
-
-
 def test_waiting_stage_reports_roots_and_known_changes(bench: Bench) -> None:
     weights = bench.source("weights", "w")
     bench.run(LINE, [weights])
@@ -107,29 +81,6 @@ def test_two_roots_are_each_named_once(bench: Bench) -> None:
     found = explained(bench, nodes, [bench.source("weights", "w")])
     assert found["join"].reason.roots == ("left", "right")
     assert found["end"].reason.roots == ("left", "right")
-
-
-def test_first_build_reports_nearest_record(bench: Bench) -> None:
-    weights = bench.source("weights", "w")
-    assert str(explained(bench, LINE, [weights])["export"].reason) == "never built before"
-    bench.run(LINE, [weights])
-    edited = (node("export", "weights", salt=1),)
-    reason = explained(bench, edited, [weights], scope="elsewhere")["export"].reason
-    assert reason.kind == "first build"
-    assert str(reason).startswith("never built like this; nearest is ")
-    assert str(reason).endswith(" by tests): text.salt: 0 -> 1")
-
-
-def test_nearer_record_of_other_build_is_reported_beside_reason(bench: Bench) -> None:
-    weights = bench.source("weights", "w")
-    bench.run([node("export", "weights", salt=1, toolchain={"torch": "2.0"})], [weights])
-    bench.run([node("export", "weights", salt=2, toolchain={"torch": "2.0"})], [weights], scope="elsewhere")
-    reason = explained(bench, [node("export", "weights", salt=2, toolchain={"torch": "2.1"})], [weights])[
-        "export"
-    ].reason
-    assert str(reason) == "text.salt: 1 -> 2; torch 2.0 -> 2.1"
-    assert reason.nearest is not None
-    assert [str(change) for change in reason.nearest.changes] == ["torch 2.0 -> 2.1"]
 
 
 def test_only_explanations_read_near_records_once_per_stage(bench: Bench) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from winml_dag.engine.plan import Reuse, decide
-from winml_dag.errors import StoreError
 from winml_dag.store.blobs import BlobDamaged
 from winml_dag.store.digest import digest_file
 from winml_dag.store.gc import Limits, collect
@@ -104,8 +103,3 @@ def test_foreign_files_are_named_and_survive_repair_and_collection(tmp_path: Pat
     collect(store, Limits(max_bytes=0, older_than_seconds=0))
     for name in (*report.foreign, "readme.md"):
         assert (store.folder / name).read_text() == "precious\n"
-
-
-def test_unknown_format_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="999"):
-        opened("format-1-unknown-format", tmp_path)

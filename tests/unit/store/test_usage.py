@@ -15,7 +15,7 @@ from store_samples import size
 
 from winml_dag.errors import UsageError
 from winml_dag.store import gc, usage
-from winml_dag.store.cache_folder import LIMIT_VARIABLE, LOG, limit_text, log_build
+from winml_dag.store.cache_folder import LIMIT_VARIABLE, LOG, log_build
 from winml_dag.store.quantities import counted, duration_text, parse_duration, parse_size, size_text
 from winml_dag.store.records import KeyInputs, Record
 from winml_dag.store.store import Store
@@ -147,23 +147,6 @@ def put(store, fill):
         log_build(store.folder, reused=0, ran=1, seconds_saved=0, stored_bytes=10_000)
 
     return put
-
-
-def test_limit_can_be_set_and_removed_and_environment_overrides_it(store, monkeypatch) -> None:
-    assert configured_limit(store.folder) is None
-    assert set_limit(store.folder, "50GiB") == configured_limit(store.folder) == 50 * 2**30
-    assert limit_text(store.folder) == "50GiB"
-    set_limit(store.folder, "2GB")
-    assert configured_limit(store.folder) == 2 * 10**9
-    with monkeypatch.context() as patched:
-        patched.setenv(LIMIT_VARIABLE, "1GB")
-        assert configured_limit(store.folder) == 10**9
-        patched.setenv(LIMIT_VARIABLE, "none")
-        assert configured_limit(store.folder) is None
-        assert limit_text(store.folder) == ""
-    for _ in range(2):
-        assert set_limit(store.folder, "none") is None
-        assert configured_limit(store.folder) is None
 
 
 def test_invalid_limit_is_reported_with_its_place(store, monkeypatch) -> None:
