@@ -19,9 +19,9 @@ from reach import BASES, edited
 from test_keys_of_configs import STAGES
 
 import winml_dag
-from winml_dag.engine import keys
 from winml_dag.engine.stage import Stage
 from winml_dag.ep.registry import QNN, runtime_builds
+from winml_dag.installed import installed_distributions
 from winml_dag.pipeline import line
 from winml_dag.stages import sensitivity
 
@@ -101,7 +101,7 @@ def test_package_reaches_exactly_its_stages(project: Path, installation: Install
         after = stages_of(recipe, project)
         assert reached(before, after) == set(stages.split()), package
         before = after
-    for package in keys.installed_distributions().keys() - expected.keys():
+    for package in installed_distributions().keys() - expected.keys():
         installation.install(package, "98.0")
     installation.install("something-new", "1.0")
     assert reached(before, stages_of(recipe, project)) == set()

@@ -15,7 +15,7 @@ import yaml
 from tiny_builds import build_tiny, save_model
 
 from winml_dag.canonical import canonical_json
-from winml_dag.engine import keys
+from winml_dag.installed import installed_distributions
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.store.digest import with_checksum
 from winml_dag.store.store import Store
@@ -154,7 +154,7 @@ def test_added_removed_and_swapped_samples_are_listed(built: Project) -> None:
 
 
 def test_package_is_named_with_both_versions(built: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = keys.installed_distributions()["onnxruntime"]
+    real = installed_distributions()["onnxruntime"]
     installed = tmp_path / "packages" / "onnxruntime-99.1.dist-info"
     installed.mkdir(parents=True)
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: onnxruntime\nVersion: 99.1\n")
