@@ -27,7 +27,9 @@ from typing import Any, TextIO
 from winml_dag.engine import execute
 from winml_dag.engine.exchange import ProgressWriter, Result, read_progress
 from winml_dag.engine.execute import Job, LocalExecutor, Outcome
+from winml_dag.engine.forkserver import ForkServer
 from winml_dag.engine.worker import perform
+from winml_dag.pipeline.run import _IMPORTED_BY_MOST
 
 _CLONE_FS = 0x200
 
@@ -95,6 +97,16 @@ class _InThisProcess(LocalExecutor):
     """
 
     _one_at_a_time = threading.Lock()
+    # Of all commands: what it imports for the workers of compile takes ten times as long as their work.
+    _kept = ForkServer(_IMPORTED_BY_MOST)
+
+    def __init__(self, *_: object) -> None:
+        super().__init__(_IMPORTED_BY_MOST)
+        self._server = self._kept
+
+    def close(self) -> None:
+        self._server = None
+        super().close()
 
     def run(self, job: Job) -> Outcome:
         node = job.node
