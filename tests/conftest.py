@@ -10,11 +10,15 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from oneprocess import OneProcess
 from remotes import for_all
 from servers.faulty import FaultyServer
 
@@ -65,6 +69,12 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session")
+def commands() -> Iterator[OneProcess]:
+    with closing(OneProcess()) as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
 def faulty_server() -> Iterator[FaultyServer]:
     with FaultyServer() as server:
         yield server
@@ -75,3 +85,22 @@ def server(faulty_server: FaultyServer) -> FaultyServer:
     """An empty server without faults."""
     faulty_server.reset()
     return faulty_server
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Makes a file system of a given size, such as ``300k``."""
+    mounted: list[Path] = []
+
+    def mount(size: str) -> Path:
+        folder = tmp_path / f"disk{len(mounted)}"
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+        if sys.platform == "win32" or subprocess.run(command, capture_output=True, check=False).returncode:
+            pytest.skip("mounting a small file system takes Linux and root")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)

@@ -54,18 +54,18 @@ class _Commands(socketserver.StreamRequestHandler):
 class _Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
 
-    def __init__(self) -> None:
+    def __init__(self, process: OneProcess) -> None:
         super().__init__(("127.0.0.1", 0), _Commands)
-        self.process, self.lock = OneProcess(), threading.Lock()
+        self.process, self.lock = process, threading.Lock()
 
 
 @pytest.fixture(scope="module")
-def tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def tools(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess) -> Iterator[Path]:
     if sys.platform != "linux":
         yield Path(sys.executable).parent  # the real one: only Linux has a current folder per thread
         return
     folder = tmp_path_factory.mktemp("tools")
-    with _Server() as server:
+    with _Server(commands) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
         thread.start()
         program = folder / "winml-dag"
@@ -73,7 +73,6 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
         yield folder
         server.shutdown()
-        server.process.close()
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ COMMANDS = (
 )
 
 
-def stages() -> object:
+def stages(_: OneProcess) -> object:
     """Return the hash of each stage's config, without tool versions, for each shipped recipe and target."""
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder))
@@ -84,10 +84,10 @@ def _stages(request: Request, store: Store) -> dict[str, str]:
     return {node.id: f"{node.stage.version} {json_hash(node.config)[:16]}" for node in graph.nodes}
 
 
-def forms() -> object:
+def forms(commands: OneProcess) -> object:
     """Return exit code and form of the JSON by command: names and types; for a list, those of all its members."""
     found = {}
-    with tempfile.TemporaryDirectory() as name, closing(OneProcess()) as commands:
+    with tempfile.TemporaryDirectory() as name:
         folder, environment = Path(name), {**os.environ, "WINML_DAG_CACHE_DIR": f"{name}/cache"}
         _small_model(folder / "small.onnx")
         (folder / "notes.txt").write_text("notes", encoding="utf-8")
@@ -128,15 +128,16 @@ def _small_model(path: Path) -> None:
     onnx.save_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
 
 
-GOLDEN: dict[str, Callable[[], object]] = {"stages.json": stages, "forms.json": forms}
+GOLDEN: dict[str, Callable[[OneProcess], object]] = {"stages.json": stages, "forms.json": forms}
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_interface_matches_golden_file(name: str) -> None:
-    assert GOLDEN[name]() == json.loads((HERE / name).read_text(encoding="utf-8"))
+def test_interface_matches_golden_file(name: str, commands: OneProcess) -> None:
+    assert GOLDEN[name](commands) == json.loads((HERE / name).read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":
-    for name, make in GOLDEN.items():
-        text = json.dumps(make(), indent=1, sort_keys=True, ensure_ascii=False)
-        (HERE / name).write_text(f"{text}\n", encoding="utf-8", newline="\n")
+    with closing(OneProcess()) as commands:
+        for name, make in GOLDEN.items():
+            text = json.dumps(make(commands), indent=1, sort_keys=True, ensure_ascii=False)
+            (HERE / name).write_text(f"{text}\n", encoding="utf-8", newline="\n")

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from oneprocess import OneProcess
+from onnx_samples import perceptron, samples
 from scenario import Project
 
 from winml_dag.store.locks import Locks
@@ -43,10 +42,13 @@ def _save_model(folder: Path) -> None:
     model.save_pretrained(folder)
 
 
-@pytest.fixture(scope="session")
-def commands() -> Iterator[OneProcess]:
-    with closing(OneProcess()) as process:
-        yield process
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess) -> Project:
+    """A small ONNX model, data for it, and a cache that the tests of a file fill together."""
+    project = Project(tmp_path_factory.mktemp("shared"), commands)
+    perceptron(project.folder / "model.onnx")
+    samples(project.folder / "data.npz")
+    return project
 
 
 @pytest.fixture(scope="session")

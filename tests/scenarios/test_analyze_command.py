@@ -12,11 +12,8 @@ import onnx
 import onnxruntime
 import pytest
 from analysis_samples import LEFT, TAKEN, cases_of, table
-from oneprocess import OneProcess
-from onnx_samples import perceptron
 from scenario import Project
 
-from winml_dag.cli import run
 from winml_dag.configuration import SUPPORT_VARIABLE
 
 pytestmark = pytest.mark.slow
@@ -35,11 +32,9 @@ UNKNOWN = (
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None) -> Project:
-    """Models, a table of the user's own for QNN, and a cache that the tests of this file fill together."""
-    project = Project(tmp_path_factory.mktemp("analyze"), commands)
-    folder = project.folder
-    perceptron(folder / "model.onnx")
+def shared(shared: Project) -> Project:
+    """The same with more models, and a table of the user's own for QNN."""
+    folder = shared.folder
     (folder / "kept.json").write_text("{}", encoding="utf-8")
     gelu = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(GELU))
     onnx.save(gelu, folder / "gelu.onnx")
@@ -51,32 +46,20 @@ def shared(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None
     fused = replace(rows[-1][0], op_type="Gelu", inputs=rows[-1][0].inputs[:1], attributes=(("approximate", "tanh"),))
     (folder / "support").mkdir()
     (folder / "support" / "qnn_npu.support").write_bytes(table([*rows, (fused, TAKEN)]))
-    return project
+    return shared
 
 
 Analyze = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def analyzed(shared: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Analyze:
-    """Runs the command in this process, without startup cost; stages have separate processes."""
-    monkeypatch.chdir(shared.folder)
-    monkeypatch.setenv("WINML_DAG_CACHE_DIR", str(shared.cache))
+def analyzed(shared: Project, monkeypatch: pytest.MonkeyPatch) -> Analyze:
+    """Runs the command with the user's table."""
     monkeypatch.setenv(SUPPORT_VARIABLE, str(shared.folder / "support"))
-
-    def look(code: int, *arguments: str) -> dict[str, Any]:
-        found = run(["analyze", *arguments, "--format", "json"])
-        said = capsys.readouterr()
-        assert found == code, said
-        value: dict[str, Any] = json.loads(said.out)
-        return value
-
-    return look
+    return lambda code, *arguments: shared.told("analyze", *arguments, code=code)
 
 
-def test_cpu_model_is_supported_and_second_analysis_is_cached(
-    shared: Project, analyzed: Analyze, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cpu_model_is_supported_and_second_analysis_is_cached(shared: Project, analyzed: Analyze) -> None:
     first = analyzed(0, "model.onnx", "-o", "result.json")
     again = analyzed(0, "-m", "model.onnx", "--ep", "cpu")
     assert (first["analyzed"], again["analyzed"]) == ("live", "cached")
@@ -88,8 +71,7 @@ def test_cpu_model_is_supported_and_second_analysis_is_cached(
     assert result["metadata"]["model_path"] == "model.onnx"
     assert result["analysis_timestamp"] == first["made_at"] == again["made_at"]
     assert result["results"][0]["runtime_support"] is True
-    assert run(["analyze", "model.onnx"]) == 0
-    text = capsys.readouterr().out
+    text = shared.says("analyze", "model.onnx")
     assert "cached, analyzed" in text
     assert "5 nodes of 3 operators" in text
 
@@ -105,9 +87,7 @@ def test_all_measured_targets_are_reported(shared: Project, analyzed: Analyze) -
 
 
 @pytest.mark.parametrize("ep", ["dml", "cuda"])
-def test_target_without_table_reports_unknown_operators(
-    shared: Project, analyzed: Analyze, capsys: pytest.CaptureFixture[str], ep: str
-) -> None:
+def test_target_without_table_reports_unknown_operators(shared: Project, analyzed: Analyze, ep: str) -> None:
     found = analyzed(1, "gelu.onnx", "--ep", ep, "-o", f"{ep}.json")
     result = json.loads((shared.folder / f"{ep}.json").read_text(encoding="utf-8"))
     assert result == found["analysis"]
@@ -119,18 +99,14 @@ def test_target_without_table_reports_unknown_operators(
     assert found["targets"][0]["proposed"] == {}
     (notice,) = found["notices"]
     assert "There is no table of what" in notice
-    assert run(["analyze", "gelu.onnx", "--ep", ep]) == 1
-    assert notice in " ".join(capsys.readouterr().out.split())
+    assert notice in " ".join(shared.says("analyze", "gelu.onnx", "--ep", ep, code=1).split())
 
 
-def test_proposed_optimizations_are_written_as_optimize_config(
-    shared: Project, analyzed: Analyze, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_proposed_optimizations_are_written_as_optimize_config(shared: Project, analyzed: Analyze) -> None:
     found = analyzed(1, "gelu.onnx", "--ep", "qnn", "--optim-config", "optim.json")
     assert found["targets"][0]["proposed"].keys() == {"gelu_fusion"}
     assert json.loads((shared.folder / "optim.json").read_text(encoding="utf-8")) == {"optim": {"gelu_fusion": True}}
-    assert run(["optimize", "-m", "gelu.onnx", "-c", "optim.json", "-o", "fused.onnx", "--quiet"]) == 0
-    capsys.readouterr()
+    shared.says("optimize", "-m", "gelu.onnx", "-c", "optim.json", "-o", "fused.onnx", "--quiet")
     assert analyzed(0, "fused.onnx", "--ep", "qnn")["targets"][0]["proposed"] == {}
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
@@ -290,25 +289,6 @@ def test_closed_or_full_stdout_is_handled(shell: Shell, monkeypatch: pytest.Monk
         full.close()
     assert code == 1
     assert "No space left" in said
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """Makes a file system of a given size, such as ``300k``."""
-    mounted: list[Path] = []
-
-    def mount(size: str) -> Path:
-        folder = tmp_path / f"disk{len(mounted)}"
-        folder.mkdir()
-        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
-        if sys.platform == "win32" or subprocess.run(command, capture_output=True, check=False).returncode:
-            pytest.skip("mounting a small file system takes Linux and root")
-        mounted.append(folder)
-        return folder
-
-    yield mount
-    for folder in mounted:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 BIG = ("build", "--onnx", "big.onnx", "--no-validate", "-o")

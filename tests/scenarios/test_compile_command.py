@@ -13,9 +13,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from oneprocess import OneProcess
 from onnx import helper
-from onnx_samples import compiled, perceptron, samples
+from onnx_samples import compiled, perceptron
 from scenario import Project, needs_qnn, with_status
 
 from winml_dag.onnxmodel.inspect import inspect_model
@@ -27,16 +26,13 @@ QNN = ("--ep", "qnn")
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None) -> Project:
-    """A model, data, recipes, and a cache that the tests of this file fill together."""
-    project = Project(tmp_path_factory.mktemp("compile"), commands)
-    perceptron(project.folder / "model.onnx")
-    samples(project.folder / "data.npz")
-    compiled(project.folder / "openvino.onnx", "OpenVINOExecutionProvider")
-    project.save("quantizing.yaml", {"compile": {"quant_config": QUANT}})
-    project.save("quant.yaml", {"quant": QUANT})
-    project.save("plain.yaml", {"model": "model.onnx", "validate": {"samples": 1}})
-    return project
+def shared(shared: Project) -> Project:
+    """The same with recipes, and a model that is compiled for another provider."""
+    compiled(shared.folder / "openvino.onnx", "OpenVINOExecutionProvider")
+    shared.save("quantizing.yaml", {"compile": {"quant_config": QUANT}})
+    shared.save("quant.yaml", {"quant": QUANT})
+    shared.save("plain.yaml", {"model": "model.onnx", "validate": {"samples": 1}})
+    return shared
 
 
 @pytest.fixture(scope="module")

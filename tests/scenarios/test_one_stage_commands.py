@@ -8,8 +8,6 @@ from typing import Any
 
 import onnxruntime
 import pytest
-from oneprocess import OneProcess
-from onnx_samples import perceptron, samples
 from scenario import Project, with_status
 
 from winml_dag import CommandResult, calibrate_onnx, compile_onnx, optimize_onnx, validate_onnx
@@ -21,14 +19,11 @@ DATA = ("--calibration-data", "data.npz")
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess) -> Project:
-    """A model, data, and a cache that the tests of this file fill together."""
+def shared(shared: Project) -> Project:
+    """The same with a recipe."""
     pytest.importorskip("onnxruntime_qnn")
-    project = Project(tmp_path_factory.mktemp("stages"), commands)
-    perceptron(project.folder / "model.onnx")
-    samples(project.folder / "data.npz")
-    project.recipe_file.write_text("quant: {calibration_data: data.npz}\ncompile: {}\n", encoding="utf-8")
-    return project
+    shared.save("recipe.yaml", {"quant": {"calibration_data": "data.npz"}, "compile": {}})
+    return shared
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,6 @@ import numpy as np
 import onnx
 import pytest
 import yaml
-from oneprocess import OneProcess
-from onnx_samples import perceptron
 from scenario import Project, needs_qnn
 
 from winml_dag.configuration import ENVIRONMENTS_VARIABLE
@@ -23,14 +21,6 @@ OPENVINO = Path(__file__).parents[2] / ".venv-openvino"
 
 # The minimum that gives a result: the numbers do not matter here.
 FEW = ("--loads", "1", "--warmup", "1", "--iterations", "3")
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None) -> Project:
-    """A model, and a cache that the tests of this file fill together."""
-    project = Project(tmp_path_factory.mktemp("perf"), commands)
-    perceptron(project.folder / "model.onnx")
-    return project
 
 
 def test_model_is_measured_once_and_then_cached(shared: Project) -> None:

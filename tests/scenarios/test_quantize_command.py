@@ -14,7 +14,6 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from oneprocess import OneProcess
 from onnx import TensorProto
 from onnx_samples import perceptron, samples
 from scenario import Project, needs_qnn, with_status
@@ -35,15 +34,6 @@ pytestmark = pytest.mark.slow
 
 SECTION = {"weight_type": "uint8", "activation_type": "uint16", "seed": 3}
 AS_GIVEN = ("--no-optimize", "--no-analyze")
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess) -> Project:
-    """A model, data, and a cache that the tests of this file fill together."""
-    project = Project(tmp_path_factory.mktemp("quantize"), commands)
-    perceptron(project.folder / "model.onnx")
-    samples(project.folder / "data.npz")
-    return project
 
 
 def ran(project: Project, *arguments: str) -> list[str]:

@@ -9,9 +9,7 @@ from pathlib import Path
 import onnx
 import pytest
 import yaml
-from oneprocess import OneProcess
 from onnx import numpy_helper
-from onnx_samples import perceptron, samples
 from scenario import Project, with_status
 
 pytestmark = pytest.mark.slow
@@ -20,12 +18,9 @@ ASKED = ("quantize", "-m", "model.onnx", "--calibration-data", "data.npz", "-o",
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess) -> Project:
-    project = Project(tmp_path_factory.mktemp("sensitivity"), commands)
-    perceptron(project.folder / "model.onnx")
-    _with_an_outlier(project.folder / "model.onnx")
-    samples(project.folder / "data.npz")
-    return project
+def shared(shared: Project) -> Project:
+    _with_an_outlier(shared.folder / "model.onnx")
+    return shared
 
 
 def _with_an_outlier(path: Path) -> None:

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from oneprocess import OneProcess
-from onnx_samples import perceptron
 from scenario import Project
 
 import winml_dag
@@ -47,12 +45,10 @@ MINE = {"notes.txt": b"mine", "mine.onnx": b"mine too"}
 
 
 @pytest.fixture(scope="module")
-def cached(tmp_path_factory: pytest.TempPathFactory, commands: OneProcess | None) -> Project:
+def cached(shared: Project) -> Project:
     """A model whose stages are cached, so that the tests write files and run nothing."""
-    project = Project(tmp_path_factory.mktemp("theirs"), commands)
-    perceptron(project.folder / "model.onnx")
-    project.says("build", "--onnx", "model.onnx", "--no-validate", "-o", "first")
-    return project
+    shared.says("build", "--onnx", "model.onnx", "--no-validate", "-o", "first")
+    return shared
 
 
 @pytest.fixture
