@@ -8,13 +8,13 @@ from pathlib import Path
 
 from fault_lab import Lab
 
-sys.path.append(str(Path(__file__).parents[1] / "attacks"))
-
-from attack_schedule import prepare, steps
-
 
 def attacks(lab: Lab) -> Iterator[None]:
     """Run one step of a schedule at a time. A failing schedule is reduced to a minimum."""
+    # Imported here: hypothesis would be a third of what the processes of all other kinds are forks of.
+    sys.path.append(str(Path(__file__).parents[1] / "attacks"))
+    from attack_schedule import prepare, steps
+
     prepare(lab.folder)
     while True:
         for _ in range(steps(lab.folder, lab.chance.getrandbits(32))):

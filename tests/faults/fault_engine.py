@@ -170,16 +170,17 @@ def told(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 def is_gone(pid: int) -> bool:
     """Return whether the process ends soon. A zombie counts as ended."""
-    return _soon(lambda: not _is_alive(pid))
+    return soon(lambda: not _is_alive(pid))
 
 
 def has_threads(pid: int) -> bool:
     """Return whether the process soon has more than its main thread, which means that an engine has started work."""
-    return _soon(lambda: len(list(Path(f"/proc/{pid}/task").iterdir())) > 1)
+    return soon(lambda: len(list(Path(f"/proc/{pid}/task").iterdir())) > 1)
 
 
-def _soon(happened: Callable[[], bool]) -> bool:
-    return any(happened() or threading.Event().wait(0.02) for _ in range(1500))
+def soon(happened: Callable[[], bool], seconds: float = 30.0) -> bool:
+    """Return whether it happens before the timeout."""
+    return any(happened() or threading.Event().wait(0.005) for _ in range(int(seconds / 0.005)))
 
 
 def _is_alive(pid: int) -> bool:

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 
-from fault_engine import Step
-from fault_lab import Engine, Lab, at_step, kill_oneself, soon
+from fault_engine import Step, soon
+from fault_lab import Engine, Lab, at_step, kill_oneself
 
 # About how long a worker lives.
 _WORKER_SECONDS = 0.01

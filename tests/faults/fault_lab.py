@@ -11,7 +11,6 @@ import random
 import signal
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from fault_engine import Step, forked_server, run_steps
+from fault_engine import Step, forked_server, run_steps, soon
 from fault_graph import Graphs, expected
 
 import winml_dag.store.index  # noqa: F401 - each engine would import it
@@ -210,11 +209,6 @@ def at_step(number: int, happens: Callable[[], None]) -> Callable[[], None]:
 
 def kill_oneself() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def soon(happened: Callable[[], bool], seconds: float = 30.0) -> bool:
-    """Return whether it happens before the timeout."""
-    return any(happened() or threading.Event().wait(0.005) for _ in range(int(seconds / 0.005)))
 
 
 class _Counting:

@@ -7,6 +7,7 @@ other and checks everything after each. Its seed determines all randomness.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import secrets
 import sys
@@ -122,6 +123,7 @@ def _run_apart(episode: Episode) -> Outcome:
 
 def run_here(episode: Episode) -> Outcome:
     """Inject the faults of *episode* in this process."""
+    gc.freeze()  # a collection in a fork would copy the pages of all that is imported
     started, survived = time.monotonic(), 0
     failure, impossible = "", ""
     with tempfile.TemporaryDirectory(prefix="faults-", dir=_IN_MEMORY) as folder:
