@@ -112,10 +112,13 @@ def try_values(
 ) -> None:
     """Try *turns*, the values for each base that has, or can be given, the field's section.
 
-    To reach *until*, the bases come first on which the table has an edit of the field.
+    To reach *until*, the bases come first on which the table has an edit of the field. The fields of quant have all
+    bases under ``quant``, and the few that have a section of compile for them under ``compile.quant_config``.
     """
     *sections, name = field.path.split(".")
     bases = list(BASES.values())[: 1 if field.path.startswith(UNREAD) else None]
+    if field.path.startswith("compile.quant_config."):
+        bases = [BASES["float"], *(base for label, base in BASES.items() if label.endswith(" in compile"))]
     for base in bases if until is None else bases_of(field.path):
         try:
             recipe, place = within(base, sections)

@@ -85,12 +85,22 @@ def original(made_project: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return original
 
 
+def use(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PATH", str(project / "bin"), prepend=os.pathsep)
+    return enter(project, monkeypatch)
+
+
 @pytest.fixture
 def own(original: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project that all tests share, with its store. Those that change it restore it."""
-    project = enter(original.with_name("project"), monkeypatch)
-    monkeypatch.setenv("PATH", str(project / "bin"), prepend=os.pathsep)
-    return project
+    return use(original.with_name("project"), monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def before(original: Path) -> Stages:
+    """The stages of the recipe as it is."""
+    with pytest.MonkeyPatch.context() as patch:
+        return stages_of(RECIPE, use(original.with_name("project"), patch))
 
 
 def install_plugin(folder: Path, name: str, version: str) -> None:
@@ -143,11 +153,9 @@ EDITS: tuple[tuple[str, Any, str], ...] = (
 
 
 @pytest.mark.parametrize("edit", EDITS, ids=[f"{field}-{value}" for field, value, _ in EDITS])
-def test_field_edit_reaches_exactly_its_stages(own: Path, edit: tuple[str, Any, str]) -> None:
+def test_field_edit_reaches_exactly_its_stages(own: Path, before: Stages, edit: tuple[str, Any, str]) -> None:
     field, value, expected = edit
-    assert reached(stages_of(RECIPE, own), stages_of(edited(RECIPE, f"stages.{field}", value), own)) == set(
-        expected.split()
-    )
+    assert reached(before, stages_of(edited(RECIPE, f"stages.{field}", value), own)) == set(expected.split())
 
 
 def test_every_stage_field_is_in_table() -> None:
@@ -156,9 +164,8 @@ def test_every_stage_field_is_in_table() -> None:
 
 @pytest.mark.parametrize("field", list(fields_of(StageEntry)), ids=lambda field: field.path)
 @pytest.mark.parametrize("stage", ["prepare", "tool", "train", "shrink"])
-def test_field_values_reach_only_their_stage(own: Path, stage: str, field: Any) -> None:
+def test_field_values_reach_only_their_stage(own: Path, before: Stages, stage: str, field: Any) -> None:
     """No two values share a key, unless the field is the time limit."""
-    before = stages_of(RECIPE, own)
     found: list[Stages] = []
     for value in values(field.type):
         if (stage, field.path, value) == ("shrink", "config", None):
@@ -217,9 +224,8 @@ def test_file_change_reaches_exactly_its_readers(
 
 
 def test_plugin_or_package_version_reaches_its_stage(
-    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own: Path, before: Stages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = stages_of(RECIPE, own)
     install_plugin(tmp_path / "newer", "shrink", "1.1")
     monkeypatch.syspath_prepend(tmp_path / "newer")
     newer = stages_of(RECIPE, own)
@@ -229,8 +235,9 @@ def test_plugin_or_package_version_reaches_its_stage(
     assert reached(newer, stages_of(RECIPE, own)) == {"shrink"}
 
 
-def test_location_user_and_order_do_not_reach_keys(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = stages_of(RECIPE, own)
+def test_location_user_and_order_do_not_reach_keys(
+    own: Path, before: Stages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LEVEL", "9")
     monkeypatch.setenv("HOME", str(tmp_path))
     elsewhere = tmp_path / "elsewhere, and dëeper" / "project"
@@ -241,8 +248,8 @@ def test_location_user_and_order_do_not_reach_keys(own: Path, tmp_path: Path, mo
     assert keys(stages_of(turned, own)) == keys(before)
 
 
-def test_renamed_stage_keeps_its_key(own: Path) -> None:
+def test_renamed_stage_keeps_its_key(own: Path, before: Stages) -> None:
     stages = RECIPE["stages"]
     named = {"first": stages["tool"], **{name: entry for name, entry in stages.items() if name != "tool"}}
     named["train"] = {**stages["train"], "inputs": {**stages["train"]["inputs"], "more": "first.out"}}
-    assert keys(stages_of({**RECIPE, "stages": named}, own))["first"] == keys(stages_of(RECIPE, own))["tool"]
+    assert keys(stages_of({**RECIPE, "stages": named}, own))["first"] == keys(before)["tool"]

@@ -77,17 +77,20 @@ class Surroundings:
     options: tuple[str, ...] = ()
 
     @property
-    def needs_a_process(self) -> bool:
-        is_usual = self.environment is None and self.umask == -1 and self.at == "project"
-        return not is_usual or "--executor" in self.arguments
+    def process(self) -> tuple[object, ...]:
+        """Return what one process has in common."""
+        return self.at, self.umask, tuple((self.environment or {}).items()), "--executor" in self.arguments
 
 
 _PLAN = ("plan", "-c", "recipe.json")
 SURROUNDINGS: Mapping[str, Surroundings] = {
     "first": Surroundings(),
-    "another user, locale, time zone, hash order, terminal": Surroundings(
+    "another user, home, locale, time zone, hash order, terminal, strict permissions, threads of others": Surroundings(
+        (*_PLAN, "-o", "strict"),
+        umask=0o077,
         environment={
             **dict.fromkeys(("USER", "LOGNAME", "USERNAME"), "somebody"),
+            **dict.fromkeys(("HOME", "USERPROFILE"), "home"),
             "PYTHONHASHSEED": "7",
             "TZ": "Asia/Tokyo",
             "LC_ALL": "C",
@@ -98,11 +101,10 @@ SURROUNDINGS: Mapping[str, Surroundings] = {
             "COLUMNS": "20",
             "TERM": "dumb",
             "NO_COLOR": "1",
-        }
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+        },
     ),
-    "another home": Surroundings(environment={"HOME": "home", "USERPROFILE": "home", "PYTHONHASHSEED": "1"}),
-    "strict permissions for new files": Surroundings(umask=0o077, arguments=(*_PLAN, "-o", "strict")),
-    "threads of others": Surroundings(environment={"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}),
     "YAML, other order, comments": Surroundings(("plan", "-c", "recipe.yaml", "-o", "out"), options=("recipes",)),
     "a cell of a sweep": Surroundings(
         ("plan", "-c", "sweep.yaml", "-o", "out", "--filter", "perf.iterations=7", "--shard", "1/1"),
@@ -140,6 +142,7 @@ REMOTES: Mapping[str, Surroundings] = {
     "off": Surroundings(
         (*_PLAN, "-o", "out", "--remote", "https://nowhere", "--remote-mode", "off"),
         cache="one cache",
+        environment=_SIGNED,
         options=("remote", "remote_mode"),
     ),
     "a folder": Surroundings(
@@ -209,8 +212,10 @@ Outcome = dict[str, tuple[str, str]] | str
 
 def run_in_all(folder: Path, wanted: Mapping[str, Surroundings]) -> dict[str, Outcome]:
     """Return the status and key of every stage, or the output of a command that failed, by the name of surroundings."""
-    together = [name for name, each in wanted.items() if not each.needs_a_process]
-    groups = [[name] for name in wanted if name not in together] + ([together] if together else [])
+    by_process: dict[tuple[object, ...], list[str]] = {}
+    for name, each in wanted.items():
+        by_process.setdefault(each.process, []).append(name)
+    groups = by_process.values()
     with ThreadPoolExecutor(2) as pool:
         found = pool.map(lambda names: run_in(folder, [wanted[name] for name in names]), groups)
         return {
