@@ -58,6 +58,11 @@ class Machine:
         with self.store() as store:
             return store.record(record.cache_key)
 
+    def refusal(self, record: Record) -> str:
+        """Assert that it does not reuse *record*; return what it says of it."""
+        assert self.look(record) is None
+        return self.said[0]
+
     def take(self, record: Record, folder: Path) -> None:
         """Write the files of *record* to *folder*. Raises StoreError when they are unavailable."""
         with self.store() as store:
