@@ -85,9 +85,12 @@ def test_compiled_model_for_other_provider_is_refused(command: str, target: tupl
     assert "qnn.onnx is compiled for QNNExecutionProvider and runs nowhere else. For another provider, give" in said
 
 
-def test_compiled_model_accepts_other_device_of_its_provider(says) -> None:
-    for target in (("--device", "gpu"), ("--device", "auto"), ("--device", "qnn")):
-        says("plan", "--onnx", "qnn.onnx", "-o", "out", *AS_IT_IS, "--no-validate", *target)
+@pytest.mark.parametrize(("given", "device"), [("gpu", "gpu"), ("auto", "npu"), ("qnn", "npu")])
+def test_compiled_model_is_built_for_named_device_of_its_provider(given: str, device: str, says) -> None:
+    says("config", "--onnx", "qnn.onnx", *AS_IT_IS, "--no-validate", "--device", given, "-o", "recipe.yaml")
+    recipe = load_recipe(Path("recipe.yaml")).recipe
+    assert (recipe.ep, recipe.device) == ("qnn", device)
+    says("plan", "-c", "recipe.yaml", "-o", "out")
 
 
 @pytest.mark.parametrize(("model", "named"), [("other.onnx", "'OtherProvider'"), ("nobody.onnx", "none")])
