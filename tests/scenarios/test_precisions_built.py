@@ -253,6 +253,8 @@ SENTENCES: dict[str, Any] = {
     "ep": "cpu",
     "device": "cpu",
     "quant": {"samples": 16, "calibration_data": str(ROOT / "recipes/quickstart/sentences.txt")},
+    # The test compares the models itself.
+    "validate": {"enabled": False},
 }
 
 
@@ -277,12 +279,13 @@ def test_quantized_embeddings_preserve_similarity(tmp_path: Path, commands: OneP
     unseen = tmp_path / "unseen"
     unseen.mkdir()
     (unseen / "unseen.txt").write_text(UNSEEN, encoding="utf-8")
-    cosines, kept = {}, {}
-    for precision in ("w8a16", "w8a8"):
+    precisions = ("w8a16", "w8a8")
+    for precision in precisions:
         project.built({"model": str(minilm), **SENTENCES, "precision": precision}, precision)
-        expected, found = (
-            embeddings(tmp_path / precision / name, unseen, minilm) for name in ("optimized.onnx", "model.onnx")
-        )
+    expected = embeddings(tmp_path / "w8a8" / "optimized.onnx", unseen, minilm)
+    cosines, kept = {}, {}
+    for precision in precisions:
+        found = embeddings(tmp_path / precision / "model.onnx", unseen, minilm)
         lengths = np.linalg.norm(expected, axis=1) * np.linalg.norm(found, axis=1)
         cosines[precision] = (expected * found).sum(1) / lengths
         kept[precision] = project.stage("quantize", precision)["metrics"]["activations_kept_at_16_bits"]
