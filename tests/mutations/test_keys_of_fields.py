@@ -30,6 +30,7 @@ from winml_dag.recipe.schema import Recipe
 UNREAD = ("eval", "perf")
 # Keys that the schema's types do not declare.
 FLAGS = tuple(Field(f"optim.{flag}", bool, section=False) for flag in TRIED)
+_IN_COMPILE = {base for base in BASES if base.endswith(" in compile")}
 _OPTIM = Field("optim", Mapping[Literal[TRIED], bool], section=True)
 # User-defined stages and the components of a composite model have tests of their own.
 FIELDS = tuple(
@@ -48,7 +49,7 @@ def bases_of(path: str, table: Iterable[Edit] = EDITS) -> list[Mapping[str, Any]
     name = declared_name(path)
     named = {base for field, base, _, stages in table if field == name and stages not in ("", REFUSED)}
     if path.startswith("compile.quant_config."):
-        named = {f"{base} in compile" for base in named}
+        named = {f"{base} in compile" for base in named} & _IN_COMPILE or _IN_COMPILE
     special_first = list(BASES)[::-1]
     return [BASES[base] for base in sorted(special_first, key=lambda base: base not in named)]
 
@@ -118,7 +119,7 @@ def try_values(
     *sections, name = field.path.split(".")
     bases = list(BASES.values())[: 1 if field.path.startswith(UNREAD) else None]
     if field.path.startswith("compile.quant_config."):
-        bases = [BASES["float"], *(base for label, base in BASES.items() if label.endswith(" in compile"))]
+        bases = [base for label, base in BASES.items() if label in {"float", *_IN_COMPILE}]
     for base in bases if until is None else bases_of(field.path):
         try:
             recipe, place = within(base, sections)
