@@ -142,7 +142,7 @@ class BuildSummary:
 
 @dataclass(frozen=True)
 class Step:
-    """One step in the line of a build: the id of a graph node, or the reason why it is skipped."""
+    """One step in the line of a build: the id of its graph node, and the reason if it is skipped."""
 
     id: str
     stage: str

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from winml_dag.engine.graph import Cycle, Graph
-from winml_dag.engine.stage import Node, Skip, Source, Stage
+from winml_dag.engine.stage import Node, Skip, Source
 from winml_dag.ep.availability import environments_behind
 from winml_dag.pipeline.buildgraph import BuildGraph, BuildSummary, Step, prefixed
 from winml_dag.pipeline.layout import RANGES, is_builtin, reserved
@@ -134,15 +134,6 @@ class Declared:
 
 
 @dataclass(frozen=True)
-class BuiltIn:
-    """A built-in stage in this build: the id of its node, or why it is skipped."""
-
-    stage: Stage
-    id: str
-    skipped: str | None = None
-
-
-@dataclass(frozen=True)
 class UserPlan:
     """The part of a build that a recipe declares.
 
@@ -234,7 +225,7 @@ def _looked_at(line: Line) -> Iterator[Path]:
 def _plan_own(build: Build, declared: Declared, fingerprints: Fingerprints) -> UserPlan:
     from winml_dag.pipeline.userstages.plan import plan_stages
 
-    builtin = {name: BuiltIn(stage, id_of(build, name), _skipped_because(build, name)) for name, stage in LINE.items()}
+    builtin = {name: Step(id_of(build, name), name, _skipped_because(build, name)) for name in LINE}
     taken: dict[str, str] = {}
     if build.summary.origin != "stages":
         there = os.path.relpath(build.summary.output_dir.resolve(), declared.folder)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from winml_dag.onnxmodel import files
-from winml_dag.onnxmodel.difference import first_difference
+from winml_dag.onnxmodel.difference import model_difference
 
 Change = Callable[[onnx.ModelProto], object]
 ModelMaker = Callable[..., onnx.ModelProto]
@@ -23,7 +23,7 @@ def _difference(folder: Path, before: onnx.ModelProto, now: onnx.ModelProto) -> 
     for name, model in (("before", before), ("now", now)):
         (folder / name).mkdir(exist_ok=True)
         (folder / name / "model.onnx").write_bytes(model.SerializeToString())
-    return first_difference(folder / "before" / "model.onnx", folder / "now" / "model.onnx")
+    return model_difference(folder / "before" / "model.onnx", folder / "now" / "model.onnx")
 
 
 def _changed(model: onnx.ModelProto, change: Change) -> onnx.ModelProto:
@@ -54,7 +54,7 @@ def test_changed_weight_is_reported_with_index_and_values(
             (tmp_path / name).mkdir(exist_ok=True)
             files.save_model(saved, tmp_path / name / "model.onnx")
     assert (tmp_path / "now" / "model.onnx.data").exists() == large
-    told = first_difference(tmp_path / "before" / "model.onnx", tmp_path / "now" / "model.onnx")
+    told = model_difference(tmp_path / "before" / "model.onnx", tmp_path / "now" / "model.onnx")
     if old.tobytes() == np.float32(value).tobytes():
         assert told is None
     else:
@@ -181,7 +181,7 @@ def test_inline_and_external_layouts_are_equal(tmp_path: Path, linear: ModelMake
     before.write_bytes(linear().SerializeToString())
     files.save_model(linear(), now)
     assert now.with_name("now.onnx.data").exists()
-    assert first_difference(before, now) is None
+    assert model_difference(before, now) is None
 
 
 def test_every_onnx_test_model_equals_itself(tmp_path: Path, onnx_test_models: list[Path]) -> None:

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from winml_dag.onnxmodel import file_difference, files
-from winml_dag.onnxmodel.file_difference import first_difference
+from winml_dag.onnxmodel import difference, files
+from winml_dag.onnxmodel.difference import first_difference
 from winml_dag.pipeline.assess.reproduce import changed_files
 from winml_dag.store.artifact import Artifact, FileEntry
 
@@ -36,7 +36,7 @@ def test_first_differing_byte_is_found(tmp_path: Path, same: bytes, before: byte
     told = []
     for buffer in (8, 1 << 20):  # across buffers and within one
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(file_difference, "_BUFFER", buffer)
+            patch.setattr(difference, "_BUFFER", buffer)
             told.append(_told(tmp_path, "file.bin", same + before, same + now))
     sizes = "" if len(before) == len(now) else f" ({len(same + before)} -> {len(same + now)} bytes)"
     assert told == [f"differs from byte {len(same)} on{sizes}"] * 2

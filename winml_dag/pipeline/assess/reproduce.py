@@ -21,7 +21,6 @@ from winml_dag.engine.reproduce import Recorded, Rerun, Witness, run_again
 from winml_dag.engine.run import Damaged, Runner
 from winml_dag.engine.stage import Node
 from winml_dag.errors import UsageError
-from winml_dag.onnxmodel.file_difference import first_difference
 from winml_dag.pipeline.buildgraph import BuildGraph
 from winml_dag.pipeline.buildresult import result_of, views_named
 from winml_dag.store.artifact import Artifact
@@ -236,6 +235,8 @@ class _Comparison:
                     for name in changed_files(artifact, each):
                         text = "nobody can say where, because the recorded file has gone from the cache"
                         if folder is not None:
+                            from winml_dag.onnxmodel.difference import first_difference
+
                             text = first_difference(folder, kept[each], name)
                         yield Difference(slot, name, tuple(runs[each]), other, text)
 

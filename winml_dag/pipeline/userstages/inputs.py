@@ -16,10 +16,12 @@ from winml_dag.engine.inplace import list_folder
 from winml_dag.engine.stage import Source, SourceFile, Stage
 from winml_dag.errors import InputError, did_you_mean, known_instead
 from winml_dag.names import KEPT, is_safe_part, parents
-from winml_dag.pipeline.plan import NAME, BuiltIn, Declared, rewires_builtin
+from winml_dag.pipeline.buildgraph import Step
+from winml_dag.pipeline.plan import NAME, Declared, rewires_builtin
 from winml_dag.recipe.document import Findings, Location
 from winml_dag.recipe.schema import StageEntry
 from winml_dag.stages import artifact_types
+from winml_dag.stages.builtin import LINE
 
 
 def inside(folder: Path, text: str) -> str | None:
@@ -257,7 +259,7 @@ class Links:
     def __init__(
         self,
         declared: Declared,
-        builtin: Mapping[str, BuiltIn],
+        builtin: Mapping[str, Step],
         outputs: OutputPaths,
         files: UserFiles,
         findings: Findings,
@@ -301,21 +303,21 @@ class Links:
         self._findings.add(location, f"{stage} has no output {slot!r}{known_instead(slot, slots)}")
         return None
 
-    def _builtin_output(self, location: Location, text: str, stage: BuiltIn, slot: str) -> str | None:
-        slots = stage.stage.outputs
-        if stage.skipped is not None:
-            self._findings.add(location, f"{text} is not built here: {stage.skipped}")
+    def _builtin_output(self, location: Location, text: str, step: Step, slot: str) -> str | None:
+        slots = LINE[step.stage].outputs
+        if step.skipped is not None:
+            self._findings.add(location, f"{text} is not built here: {step.skipped}")
         elif slot not in slots:
-            self._findings.add(location, f"{stage.stage.name} has no output {slot!r}{known_instead(slot, slots)}")
+            self._findings.add(location, f"{step.stage} has no output {slot!r}{known_instead(slot, slots)}")
         else:
-            return f"{stage.id}.{slot}"
+            return f"{step.id}.{slot}"
         return None
 
     def _rewired(self, stage: str, entry: StageEntry) -> dict[str, str]:
-        builtin = self._builtin[stage]
+        skipped = self._builtin[stage].skipped
         at: Location = ("stages", stage)
-        if builtin.skipped is not None:
-            self._findings.add(at, f"there is no {stage} in this build: {builtin.skipped}", about_key=True)
+        if skipped is not None:
+            self._findings.add(at, f"there is no {stage} in this build: {skipped}", about_key=True)
             return {}
         for field in sorted(entry.model_fields_set - {"inputs"}):
             message = f"{stage} is one of our stages: an entry of that name has only inputs"
@@ -324,7 +326,7 @@ class Links:
             self._findings.add(at, f"{stage} is one of our stages: say with inputs where it reads from")
         found: dict[str, str] = {}
         for slot, text in entry.inputs.items():
-            if (name := self._rewired_input((*at, "inputs", slot), builtin.stage, slot, text)) is not None:
+            if (name := self._rewired_input((*at, "inputs", slot), LINE[stage], slot, text)) is not None:
                 found[slot] = name
         return found
 

@@ -17,7 +17,8 @@ from winml_dag.engine.stage import Command, InputSlot, Node, Stage
 from winml_dag.engine.worker import CALL
 from winml_dag.errors import did_you_mean, known_instead
 from winml_dag.installed import versions
-from winml_dag.pipeline.plan import NAME, BuiltIn, Declared, UserPlan, rewires_builtin
+from winml_dag.pipeline.buildgraph import Step
+from winml_dag.pipeline.plan import NAME, Declared, UserPlan, rewires_builtin
 from winml_dag.pipeline.userstages.inputs import KIND, Links, OutputPaths, UserFiles
 from winml_dag.pipeline.userstages.tools import (
     MODULE,
@@ -66,7 +67,7 @@ _FUNCTION = Stage("function", 1, CALL, "", {}, {}, works_in_place=True)
 
 
 def plan_stages(
-    declared: Declared, builtin: Mapping[str, BuiltIn], taken: Mapping[str, str], fingerprints: Fingerprints
+    declared: Declared, builtin: Mapping[str, Step], taken: Mapping[str, str], fingerprints: Fingerprints
 ) -> UserPlan:
     """Return the nodes of *declared*.
 
@@ -92,7 +93,7 @@ class _Draft:
 
 
 class _Planner:
-    def __init__(self, declared: Declared, builtin: Mapping[str, BuiltIn], taken: Mapping[str, str]) -> None:
+    def __init__(self, declared: Declared, builtin: Mapping[str, Step], taken: Mapping[str, str]) -> None:
         self._declared = declared
         self._builtin = builtin
         self._findings = Findings(declared.recipe, declared.positions)
