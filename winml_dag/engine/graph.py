@@ -165,6 +165,10 @@ def _check_inputs(
         kind = sources[name].kind if maker is None else maker.kind(maker.slot_of(name))
         if kind not in declared.accepts:
             because = declared.refusals.get(kind, f"it takes: {', '.join(sorted(declared.accepts))}")
+            # A stage that keeps the kind of its input passes it on in another form: the user knows what it reads.
+            while maker is not None and (passed := maker.slot_of(name)) in maker.kinds and passed in maker.inputs:
+                name = maker.inputs[passed]
+                maker = makers.get(name)
             raise UsageError(f"{node.stage.name} cannot take {name!r} ({kind}): {because}.")
 
 

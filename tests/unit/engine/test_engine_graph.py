@@ -27,6 +27,14 @@ def reader(slot: InputSlot, **inputs: str) -> Node:
     return Node("optimize", replace(stage("optimize"), inputs={"model": slot}), {}, inputs)
 
 
+PASSING_ON = replace(
+    node("normalize", outputs=["model"]),
+    stage=replace(stage("normalize", outputs=["model"]), inputs={"model": InputSlot(None)}),
+    inputs={"model": "weights"},
+    kinds={"model": TEXT},
+)
+
+
 def refusal(*nodes: Node, sources: tuple[Source, ...] = (WEIGHTS, Source("weights.bin", TEXT, ()))) -> str:
     with pytest.raises(UsageError) as refused:
         Graph.of(nodes, sources)
@@ -54,6 +62,7 @@ def refusal(*nodes: Node, sources: tuple[Source, ...] = (WEIGHTS, Source("weight
             [replace(node("quantize"), kinds={"out": "half"}), node("compile", "quantize.out")],
             ["'quantize.out' (half)"],
         ),
+        ([PASSING_ON, reader(WITH_A_REASON, model="normalize.model")], ["optimize cannot take 'weights' (text)"]),
         ([node("a", "a.out")], ["a -> a"]),
     ],
     ids=[
@@ -66,6 +75,7 @@ def refusal(*nodes: Node, sources: tuple[Source, ...] = (WEIGHTS, Source("weight
         "a kind that is not taken",
         "a kind with a reason of its own",
         "another kind than the stage declares",
+        "a kind that a stage passes on",
         "a node that reads itself",
     ],
 )

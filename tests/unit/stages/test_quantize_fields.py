@@ -139,21 +139,19 @@ class TestLeftOut:
         assert result.metrics["nodes_skipped_reasons"]["MatMul"]["excluded by quant.nodes_to_exclude"] == 1
 
     @pytest.mark.parametrize(
-        ("fields", "message", "advice"),
+        ("fields", "message"),
         [
-            ({"nodes_to_exclude": ("projekt",)}, "projekt", "'project'"),
+            ({"nodes_to_exclude": ("projekt",)}, "'projekt'; did you mean 'project'"),
             (
                 {"op_types_to_exclude": ("MatMull",)},
-                "quant.op_types_to_exclude: there is no operator 'MatMull'",
-                "'MatMul'",
+                "quant.op_types_to_exclude: there is no operator 'MatMull'; did you mean 'MatMul'",
             ),
-            ({"op_types_to_quantize": ("Zoft*",)}, "Zoft", ""),
+            ({"op_types_to_quantize": ("Zoft*",)}, "Zoft"),
         ],
     )
-    def test_unmatched_exclusion_is_refused_with_nearest(self, run, fields, message, advice):
-        with pytest.raises(StageError, match=message.replace("*", ".")) as caught:
+    def test_unmatched_exclusion_is_refused_with_nearest(self, run, fields, message):
+        with pytest.raises(StageError, match=message):
             run(**fields)
-        assert advice in (caught.value.advice or "")
 
     def test_excluding_a_known_absent_operator_is_allowed(self, run):
         assert run(op_types_to_exclude=("GroupQueryAttention", "LSTM")).metrics["nodes_quantized"] > 0
@@ -249,9 +247,10 @@ class TestMixed:
     def test_unmatched_override_pattern_suggests_nearest(self, static):
         model = text_model()
         model.graph.node[1].name = "/encoder/layer.0/LayerNorm/LayerNormalization"
-        with pytest.raises(StageError, match="no node of the model matches") as caught:
+        with pytest.raises(
+            StageError, match=r"no node of the model matches '\*LayerNrom\*'; did you mean 'LayerNorm'\?"
+        ):
             static(model=model, node_overrides=(NodeTypes("*LayerNrom*", None, "uint16"),))
-        assert caught.value.advice == "Did you mean 'LayerNorm'?"
 
     def test_node_override_unsupported_by_qnn_is_refused(self, static):
         overrides = (NodeTypes("query", "int16"),)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cache
 
@@ -18,7 +17,7 @@ from onnxruntime.quantization.operators.direct_q8 import QDQDirect8BitOp
 from onnxruntime.quantization.operators.qdq_base_operator import QDQOperatorBase
 from onnxruntime.quantization.registry import QDQRegistry
 
-from winml_dag.errors import StageError
+from winml_dag.errors import StageError, did_you_mean
 from winml_dag.onnxmodel.protos import graphs_of
 from winml_dag.stages.float_model import compute_nodes
 from winml_dag.stages.quantize import NodeTypes, QuantizeFields
@@ -116,10 +115,8 @@ def matching_op_types(graph: GraphProto, patterns: Iterable[str], field: str) ->
         matched |= found
         if found or pattern in _operators() or any(fnmatchcase(op_type, pattern) for op_type in _operators()):
             continue
-        raise StageError(
-            f"quant.{field}: there is no operator {pattern!r}.",
-            advice=_nearest(pattern, sorted(present | _operators())),
-        )
+        near = _nearest(pattern, sorted(present | _operators()))
+        raise StageError(f"quant.{field}: there is no operator {pattern!r}{near}")
     return frozenset(matched)
 
 
@@ -136,17 +133,12 @@ def _matching_nodes(nodes: Iterable[NodeProto], patterns: Iterable[str], field: 
         # The name itself first: exporters put brackets into names, which a pattern reads as a character set.
         found = {pattern} & set(names) or {name for name in names if fnmatchcase(name, pattern)}
         if not found:
-            raise StageError(
-                f"quant.{field}: no node of the model matches {pattern!r}.", advice=_nearest(pattern, names)
-            )
+            raise StageError(f"quant.{field}: no node of the model matches {pattern!r}{_nearest(pattern, names)}")
         matched |= found
     return frozenset(matched)
 
 
-def _nearest(name: str, names: Sequence[str]) -> str:
-    near = get_close_matches(name, names, n=1, cutoff=0.4)
-    if any(sign in name for sign in "*?["):
-        # A pattern usually means one component of a name: names are paths of modules.
-        parts = sorted({part for known in names for part in known.split("/")})
-        near = get_close_matches(name.strip("*?/"), parts, n=1, cutoff=0.6) or near
-    return f"Did you mean {near[0]!r}?" if near else "Check its spelling."
+def _nearest(name: str, names: Iterable[str]) -> str:
+    # A pattern usually means one component of a name: names are paths of modules.
+    parts = {part for known in names for part in known.split("/")} if any(sign in name for sign in "*?[") else ()
+    return did_you_mean(name.strip("*?/"), sorted(parts)) or did_you_mean(name, names) or "."
