@@ -239,9 +239,17 @@ def test_column_named_like_an_input_feeds_it(tmp_path, form):
     assert [float(feed["y"]) for feed in samples] == [0, 1, 2, 3, 4]
 
 
+def test_npy_file_of_another_name_is_refused_with_how_files_are_called(tmp_path):
+    np.save(tmp_path / "z.npy", np.zeros((5, 3), np.float32))
+    with pytest.raises(StageError, match="x missing and z not an input") as refused:
+        read_samples(tmp_path, [ROW], None)
+    assert "called after its input" in refused.value.advice
+
+
 @pytest.mark.parametrize(
     ("rows", "mapping", "message"),
     [
+        ([], {}, "no sample in the data"),
         ([{"y": [1.0] * 3}], {}, "None of the columns"),
         ([{"x": [1.0] * 3}], {"x": "z"}, "no column 'z'"),
         ([{"x": [1.0] * 3}], {"z": "x"}, "'z' is neither an input"),

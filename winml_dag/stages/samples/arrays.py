@@ -26,8 +26,8 @@ from winml_dag.stages.samples.samples import Array, Feed, Samples
 # and the cause would then be hard to find.
 
 
-def check_names(names: Mapping[str, object], inputs: Sequence[TensorSpec]) -> None:
-    """Raise StageError if *names* are not those of the *inputs*."""
+def check_names(names: Mapping[str, object], inputs: Sequence[TensorSpec], kind: str = "") -> None:
+    """Raise StageError if *names*, in data of *kind*, are not those of the *inputs*."""
     wanted = {spec.name for spec in inputs}
     missing, unknown = sorted(wanted - names.keys()), sorted(names.keys() - wanted)
     if missing or unknown:
@@ -37,7 +37,8 @@ def check_names(names: Mapping[str, object], inputs: Sequence[TensorSpec]) -> No
             + (" and" if missing and unknown else "")
             + (f" {', '.join(unknown)} not an input" if unknown else "")
             + ".",
-            advice=f"The inputs are: {', '.join(sorted(wanted))}.",
+            advice=f"The inputs are: {', '.join(sorted(wanted))}."
+            + (" Each .npy file, or folder of them, is called after its input." if kind == "npy" else ""),
         )
 
 
@@ -153,7 +154,7 @@ def npy_samples(folder: Path, files: Sequence[Path], inputs: Sequence[TensorSpec
     for file in files:
         by_input.setdefault(file.parent.relative_to(folder).as_posix(), []).append(file)
     count = _common_count({name: len(paths) for name, paths in by_input.items()})
-    check_names(by_input, inputs)
+    check_names(by_input, inputs, "npy")
 
     def make(number: int) -> Feed:
         return fit({name: _load_npy(paths[number]) for name, paths in by_input.items()}, inputs, f"sample {number}")
@@ -191,7 +192,7 @@ def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[np.gener
 
 
 def _stacked(kind: str, stacks: Mapping[str, _Stack], inputs: Sequence[TensorSpec]) -> Samples:
-    check_names(stacks, inputs)
+    check_names(stacks, inputs, kind)
     count = _count(stacks)
 
     def read(numbers: Sequence[int]) -> Iterator[Feed]:

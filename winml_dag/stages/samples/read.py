@@ -29,6 +29,8 @@ def dataset_samples(files: Sequence[Path], processor: Processor, mapping: Mappin
         StageError: a file cannot be read, columns are missing, or they do not result in the model's inputs.
     """
     table, is_text = read_tables(files), kind_of(files[0].name) == "text"
+    if not table.count:
+        raise StageError("There is no sample in the data.")
     roles = {"text": "text"} if is_text else _roles(table.columns, processor.inputs, mapping)
     columns = sorted(set(roles.values()))
 
