@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from winml_dag.engine.stage import Workspace
 from winml_dag.errors import StageError
 from winml_dag.stages.optimize import OptimizeConfig
 from winml_dag.stages.optimize.apply import run
+from winml_dag.stages.optimize.levels import to_portable_level
 
 
 def test_portable_level_reduces_nodes_with_equal_results(tmp_path: Path) -> None:
@@ -172,6 +174,15 @@ def test_unoptimizable_model_is_refused(tmp_path: Path, text: str, imports: str,
         optimize(tmp_path, model)
     assert caught.value.advice
     assert not list((tmp_path / "out").iterdir())
+
+
+def test_data_file_that_is_cut_short_is_named(tmp_path: Path) -> None:
+    model = graph("g (float[8] x) => (float[8] y) { y = Add (x, w) }", w=np.ones(8, np.float32))
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="weights.data", size_threshold=0)
+    os.truncate(tmp_path / "weights.data", 9)
+    with pytest.raises(StageError, match=r"weights\.data is cut short"):
+        to_portable_level(path, tmp_path / "optimized.onnx")
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented  # noqa: 
 from winml_dag.ep.session import open_session, unread_version
 from winml_dag.errors import StageError
 from winml_dag.explanation import explanation
+from winml_dag.onnxmodel.description import describe_model
 from winml_dag.onnxmodel.files import use_short_domain, with_shapes
 from winml_dag.onnxmodel.graph import all_graphs, all_nodes, standard_opset
 from winml_dag.onnxmodel.graphfile import read_model
@@ -204,6 +205,8 @@ def _cannot(source: Path, error: Exception) -> StageError:
         return StageError(
             f"onnxruntime's CPU provider, which optimizes models, cannot run the model: {reason}.", advice=advice
         )
+    if problems := describe_model(source).problems:
+        return StageError(problems[0])
     try:
         open_session(source, "the model")
     except StageError:
