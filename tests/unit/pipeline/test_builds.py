@@ -94,6 +94,10 @@ def test_shared_stages_run_once_and_each_build_has_its_folder(builds: Builds) ->
         assert isinstance(again, BuildResult)
         assert {view.reason for view in again.stages if view.result is not None} == {"up to date"}
         assert not again.changed
+    # When they are rebuilt together, what they share runs once, too.
+    both = builds.plan("one") | builds.plan("two")
+    outcomes = build_all(both, Driver(builds.store, BuildOptions(jobs=2, rebuild=True)))
+    assert statuses(outcomes) == {"one": [Status.RAN], "two": [Status.REUSED]}
 
 
 def test_unplannable_or_unplaceable_build_does_not_stop_others(builds: Builds) -> None:
@@ -137,14 +141,6 @@ def test_builds_with_own_stages_use_their_own_folders(builds: Builds) -> None:
     assert (builds.folder / "first" / "note.txt").read_text() == "done"
     assert (builds.folder / "last" / "note.txt").read_text() == "done"
     assert not (builds.folder / "broken" / "note.txt").exists()
-
-
-def test_rebuild_runs_shared_stages_once(builds: Builds) -> None:
-    planned = builds.plan("one") | builds.plan("two")
-    build_all(planned, Driver(builds.store, OPTIONS))
-    again = builds.plan("one") | builds.plan("two")
-    outcomes = build_all(again, Driver(builds.store, BuildOptions(jobs=2, rebuild=True)))
-    assert statuses(outcomes) == {"one": [Status.RAN], "two": [Status.REUSED]}
 
 
 class Settling(Store):

@@ -95,6 +95,11 @@ def test_name_shared_with_other_dimension_is_not_a_batch() -> None:
         (specs(x=("?", 3)), asked(2, x=(4, 3)), "Axis 0 of 'x' is 2 by"),
         (specs(x=("N", 3), y=("N", 3)), asked(x=(4, 3), y=(2, 3)), "Equal names mean equal sizes."),
         (specs(x=("N", 3)), asked(2, {"batch_size": 3}), "batch_size is 3, and export.batch_size is 2"),
+        (
+            specs(x=("N", 3)),
+            RequestedShapes(tensors=(InputTensor(name="x", dtype="int64"),)),
+            "takes float32, not int64",
+        ),
     ],
 )
 def test_invalid_sizes_are_refused_with_input_and_dimension(
@@ -131,8 +136,3 @@ def test_options_override_recipe_tensors() -> None:
     with pytest.raises(UsageError, match="is 8 by"):
         shapes_for(NCHW, replace(spelled_out, batch_size=None), QNN)
     assert shapes_for(NCHW, replace(spelled_out, tensors_yield=True), QNN).shapes == {"x": (4, 3, 8, 6)}
-
-
-def test_mismatched_input_type_is_refused() -> None:
-    with pytest.raises(UsageError, match="takes float32, not int64"):
-        shapes_for(specs(x=("N", 3)), RequestedShapes(tensors=(InputTensor(name="x", dtype="int64"),)), QNN)

@@ -107,7 +107,7 @@ def test_outdated_report_is_removed_if_owned(puts: Puts, plain: Mapping[str, byt
 
 
 @pytest.mark.parametrize("name", [NAME, DATA, "small_qnn.bin"])
-def test_foreign_file_is_refused_without_overwrite(
+def test_foreign_or_edited_file_is_refused_without_overwrite(
     puts: Puts, with_weights: Mapping[str, bytes], tmp_path: Path, name: str
 ) -> None:
     files = compiled(tmp_path, name) if name.endswith(".bin") else with_weights
@@ -117,13 +117,10 @@ def test_foreign_file_is_refused_without_overwrite(
     assert puts.contents() == {**NOTES, name: b"mine"}
     puts.put(files, overwrite=True)
     assert puts.contents() == {**NOTES, **files}
-
-
-def test_edited_output_is_refused(puts: Puts, plain: Mapping[str, bytes]) -> None:
-    puts.put(plain)
+    # So is an output that was edited.
     (puts.folder / NAME).write_bytes(b"edited")
     with pytest.raises(UsageError, match="is in the way"):
-        puts.put(plain)
+        puts.put(files)
     assert puts.contents()[NAME] == b"edited"
 
 

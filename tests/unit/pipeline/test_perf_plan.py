@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,18 +64,11 @@ def test_host_and_every_setting_are_in_the_key(tmp_path: Path, store: Store) -> 
     assert len({usual, *others}) == 1 + len(hosts) + len(settings)
 
 
-def test_gpu_is_in_host_identity_only_if_used() -> None:
+def test_host_identity_has_used_gpu_and_no_hostname() -> None:
     other = replace(HOST, accelerators=("a GPU 1.1",))
-
     assert HOST.identity(device="cpu") == other.identity(device="cpu")
     assert HOST.identity(device="gpu") != other.identity(device="gpu")
-
-
-def test_host_identity_is_stable_and_omits_hostname() -> None:
-    import socket
-
     told = this_host().identity(device="npu")
-
     assert told == this_host().identity(device="npu")
     assert int(told["logical cores"]) >= int(told["usable cores"]) >= 1
     assert int(told["memory"].split()[0]) >= 1

@@ -56,15 +56,23 @@ def test_command_line_model_replaces_random_weights(folder: Path, recipe: dict[s
     assert "random_weights" not in build.summary.settings["loader"]
 
 
-def test_missing_command_line_model_is_reported() -> None:
-    with pytest.raises(InputError, match="nowhere does not exist"):
-        built(RANDOM, model="./nowhere")
+CONFLICT = "--random-weights makes weights up, and model.* has its own"
 
 
-@pytest.mark.parametrize("named", [{"model": "model"}, {"onnx": Path("model.onnx")}])
-def test_random_weights_and_model_options_conflict(named: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=r"--random-weights makes weights up, and model.* has its own"):
-        built({}, random_weights=True, **named)
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "error", "words"),
+    [
+        (RANDOM, {"model": "./nowhere"}, InputError, "nowhere does not exist"),
+        ({}, {"random_weights": True, "model": "model"}, UsageError, CONFLICT),
+        ({}, {"random_weights": True, "onnx": Path("model.onnx")}, UsageError, CONFLICT),
+        ({**RANDOM, "model": "model.onnx"}, {}, RecipeError, "model.onnx is ONNX already, but random weights are for"),
+    ],
+)
+def test_missing_or_contradictory_model_is_refused(
+    recipe: dict[str, Any], overrides: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        built(recipe, **overrides)
 
 
 @pytest.mark.parametrize("recipe", [{**RANDOM, "model": "model"}, {"loader": {**RANDOM["loader"], "path": "model"}}])
@@ -74,11 +82,6 @@ def test_random_weights_do_not_use_an_unread_model_name(recipe: dict[str, Any]) 
     assert "model" not in build.sources
     assert build.summary.model_id == "bert with random weights"
     assert "model" not in build.summary.settings
-
-
-def test_random_weights_with_onnx_model_are_refused() -> None:
-    with pytest.raises(RecipeError, match=r"model\.onnx is ONNX already, but random weights are for a model"):
-        built({**RANDOM, "model": "model.onnx"})
 
 
 OF_QNN = {

@@ -119,27 +119,25 @@ def test_round_is_reported_only_with_new_result(found: list[str], further: int) 
         assert keys[int(node_id[-1])] == keys[int(other[-1])]
 
 
-def test_unknown_rounds_are_reported_only_if_certain() -> None:
-    assert reported(line(("o", None), (None, None))) == ["optimize.0", "analyze.0"]
-    assert reported(line(("o", "a"), ("other", None), (None, None))) == [
-        "optimize.0",
-        "analyze.0",
-        "optimize.1",
-        "analyze.1",
-    ]
+FIRST, SECOND = ["optimize.0", "analyze.0"], ["optimize.1", "analyze.1"]
+REFUSED = replace(result("analyze.1", "a"), status=Status.FAILED)
 
 
-def test_components_have_separate_rounds() -> None:
-    mixed = [*line(("o", "a"), ("o", "a")), *line(("o", "a"), ("p", "b"), prefix="encoder.")]
-    assert reported(mixed) == [
-        *("optimize.0", "analyze.0"),
-        *("encoder.optimize.0", "encoder.analyze.0", "encoder.optimize.1", "encoder.analyze.1"),
-    ]
-
-
-def test_failure_is_always_reported() -> None:
-    refused = replace(result("analyze.1", "a"), status=Status.FAILED)
-    assert reported([*line(("o", "a")), result("optimize.1", "o"), refused]) == ["optimize.0", "analyze.0", "analyze.1"]
+@pytest.mark.parametrize(
+    ("results", "expected"),
+    [
+        (line(("o", None), (None, None)), FIRST),
+        (line(("o", "a"), ("other", None), (None, None)), FIRST + SECOND),
+        (
+            [*line(("o", "a"), ("o", "a")), *line(("o", "a"), ("p", "b"), prefix="encoder.")],
+            [*FIRST, *(f"encoder.{node_id}" for node_id in FIRST + SECOND)],
+        ),
+        ([*line(("o", "a")), result("optimize.1", "o"), REFUSED], [*FIRST, "analyze.1"]),
+    ],
+    ids=["not known", "certain to differ", "of two components", "a failure"],
+)
+def test_rounds_that_differ_or_fail_are_reported(results: list[StageResult], expected: list[str]) -> None:
+    assert reported(results) == expected
 
 
 def test_reasons_name_reported_stages_only() -> None:

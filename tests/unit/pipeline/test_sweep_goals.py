@@ -16,7 +16,7 @@ from winml_dag.errors import StoreError
 from winml_dag.pipeline.request import Overrides, Request
 from winml_dag.pipeline.run import Driver
 from winml_dag.pipeline.sweep.goals import Evaluation, Facts, GoalOutcome, Means, nearest, pursue_goals, winner
-from winml_dag.pipeline.sweep.result import CellResult, CellStatus, Failure, Measured
+from winml_dag.pipeline.sweep.result import CellResult, CellStatus, Failure, Measured, SearchResult
 from winml_dag.recipe.goal import Goal
 from winml_dag.recipe.matrix import load_sweep
 from winml_dag.recipe.sweep import Cell
@@ -55,6 +55,11 @@ class Sweeping:
         precision = name.rpartition("/")[2]
         status = told.pop("status", CellStatus.BUILT)
         self.results[name] = CellResult(name, {"model": "a", "precision": precision}, name, status, **told)
+
+    def searched(self, text: str = SWEEP) -> SearchResult:
+        (goal,) = self.pursue(f"{text}search: {{}}\n").goals
+        assert goal.search is not None
+        return goal.search
 
     def pursue(self, text: str = SWEEP, put_fails: bool = False) -> GoalOutcome:
         path = self.folder / "sweep.yaml"
@@ -147,40 +152,33 @@ def test_accuracy_drop_is_relative_to_float_model(sweeping: Sweeping) -> None:
 
 def test_pointless_search_is_not_started(sweeping: Sweeping) -> None:
     """Starting it would rank nodes, which would fail here: there is no model."""
-    searching = f"{SWEEP}search: {{}}\n"
     sweeping.cell("a/w8a8", 120, 0.95)
-    (goal,) = sweeping.pursue(searching).goals
-    assert goal.search is not None
-    assert goal.search.why == (
+    assert sweeping.searched().why == (
         "nothing was searched: a/w8a8 misses a bound on quality, and is no better in size than the winner"
     )
     sweeping.cell("a/w8a8", 100, 1.0)
-    (goal,) = sweeping.pursue(searching).goals
-    assert goal.search is not None
-    assert goal.search.why == "no cell misses only a bound on quality, so there was nothing to search"
+    assert sweeping.searched().why == "no cell misses only a bound on quality, so there was nothing to search"
 
 
 def test_search_starts_from_best_cell_missing_only_quality(sweeping: Sweeping) -> None:
     sweeping.cell("a/w8a16", 90, 0.9)
     failure = Failure("validate", "It is too far from the reference.")
     sweeping.cell("a/fp32", 400, 1.0, status=CellStatus.FAILED, failure=failure)
-    (goal,) = sweeping.pursue(f"{SWEEP}search: {{}}\n").goals
-    assert goal.search is not None
-    assert goal.search.cell == "a/w8a16"
-    assert goal.search.why.startswith("nothing was searched: ")
+    found = sweeping.searched()
+    assert found.cell == "a/w8a16"
+    assert found.why.startswith("nothing was searched: ")
     sweeping.cell("a/w8a16", 90, 0.9, status=CellStatus.FAILED, failure=failure)
     sweeping.cell("a/w8a8", 90, 1.0, status=CellStatus.FAILED, failure=Failure("compile", "It crashed."))
-    (goal,) = sweeping.pursue(f"{SWEEP}search: {{}}\n").goals
-    assert goal.search is not None
-    assert goal.search.cell == "a/fp32"
+    assert sweeping.searched().cell == "a/fp32"
 
 
 def test_trial_name_clash_with_a_cell_is_refused(sweeping: Sweeping) -> None:
     text = SWEEP.replace("[fp32, w8a8, w8a16]", "[fp32, w8a8, {name: w8a8+1in16, precision: w8a8}]")
     sweeping.cell("a/w8a8+1in16", 100, 0.96)
-    (goal,) = sweeping.pursue(f"{text}search: {{}}\n").goals
-    assert goal.search is not None
-    assert goal.search.why == "nothing was searched: trials of a/w8a8 would be called like the cell a/w8a8+1in16"
+    assert (
+        sweeping.searched(text).why
+        == "nothing was searched: trials of a/w8a8 would be called like the cell a/w8a8+1in16"
+    )
 
 
 GOAL = Goal.model_validate({"minimize": "latency", "subject_to": {"cosine": ">=0.99", "size": "<=50"}})

@@ -1,14 +1,13 @@
-"""Tiny models for execution providers, and stages run as in the engine: each in a fresh process and folder."""
+"""Tiny models for execution providers, and stages run by the engine: each in a process and folder of its own."""
 
 from __future__ import annotations
 
-import json
-import os
+import atexit
 import shutil
-import subprocess
-import sys
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,8 @@ import onnxruntime
 import pytest
 from optimize_samples import graph
 
+from winml_dag.engine.execute import Job, LocalExecutor
+from winml_dag.engine.stage import Node
 from winml_dag.ep.availability import installed, resolve_target
 from winml_dag.ep.provider import complete_options
 from winml_dag.ep.registry import QNN
@@ -25,27 +26,11 @@ from winml_dag.stages.compile import COMPILE
 
 requires_qnn = pytest.mark.skipif(not installed(QNN), reason="onnxruntime-qnn is not installed")
 
-_DRIVER = """
-import json, sys
-from pathlib import Path
-from winml_dag.engine.stage import Workspace, read_config
-from winml_dag.engine.worker import load
-from winml_dag.errors import WinmlDagError
-
-task = json.loads(Path("task.json").read_text())
-folders = {kind: {slot: Path(kind, slot) for slot in task[kind]} for kind in ("inputs", "outputs")}
-result = {"metrics": {}, "error": "", "advice": ""}
-config = read_config(load(task["config_class"]), task["config"])
-try:
-    result["metrics"] = dict(load(task["work"])(config, Workspace(**folders)))
-except WinmlDagError as error:
-    result |= {"error": error.message, "advice": error.advice}
-Path("result.json").write_text(json.dumps(result))
-"""
-
 
 @dataclass(frozen=True)
-class Outcome:
+class StageRun:
+    """What a stage reported, and its output folder."""
+
     metrics: dict
     error: str
     advice: str
@@ -57,34 +42,35 @@ class Outcome:
         return {path.relative_to(slot).as_posix(): path.read_bytes() for path in slot.rglob("*") if path.is_file()}
 
 
+@cache
+def _executor() -> LocalExecutor:
+    executor = LocalExecutor(("onnx", "onnxruntime", "numpy"))
+    atexit.register(executor.close)
+    return executor
+
+
 def run_stage(
-    stage,
-    folder: Path,
-    config: Mapping,
-    inputs: Mapping[str, Mapping[str, Path]],
-    *,
-    hash_seed: int = 0,
-) -> Outcome:
-    """Run a stage. *inputs*: files by slot and name within the slot."""
+    stage, folder: Path, config: Mapping, inputs: Mapping[str, Mapping[str, Path]], *, hash_seed: int | None = None
+) -> StageRun:
+    """Run a stage; *inputs*: files by slot and name within the slot.
+
+    With *hash_seed*, its process is not a fork of one that has imported what stages import.
+    """
     for slot, files in inputs.items():
         for name, source in files.items():
             target = folder / "inputs" / slot / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, target)
-    for slot in stage.outputs:
-        (folder / "outputs" / slot).mkdir(parents=True)
-    task = {"work": stage.work, "config_class": stage.config, "config": config}
-    (folder / "task.json").write_text(json.dumps({**task, "inputs": list(inputs), "outputs": list(stage.outputs)}))
-    done = subprocess.run(
-        [sys.executable, "-c", _DRIVER],
-        cwd=folder,
-        env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return Outcome(**json.loads((folder / "result.json").read_text()), outputs=folder / "outputs")
+    folder.mkdir(parents=True, exist_ok=True)
+    job = Job(Node(stage.name, stage, config, dict.fromkeys(inputs, "")), folder, 600.0)
+    if hash_seed is None:
+        outcome = _executor().run(job)
+    else:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONHASHSEED", str(hash_seed))
+            with closing(LocalExecutor()) as executor:
+                outcome = executor.run(job)
+    return StageRun(dict(outcome.metrics), outcome.error, outcome.advice, folder / "outputs")
 
 
 def compile_config(options: Mapping[str, str] | None = None, **fields: object) -> dict:
@@ -95,7 +81,7 @@ def compile_config(options: Mapping[str, str] | None = None, **fields: object) -
 
 def compiled(
     folder: Path, model: onnx.ModelProto | Path, options: Mapping[str, str] | None = None, **fields: object
-) -> Outcome:
+) -> StageRun:
     """Run compile for QNN in a folder of *folder*."""
     if isinstance(model, onnx.ModelProto):
         folder.mkdir(exist_ok=True)
@@ -104,9 +90,9 @@ def compiled(
     return run_stage(COMPILE, folder / "run", compile_config(options, **fields), {"model": {"m.onnx": model}})
 
 
-def loaded(model: Outcome | Path) -> onnxruntime.InferenceSession:
+def loaded(model: StageRun | Path) -> onnxruntime.InferenceSession:
     """Return a session on QNN of a compiled model."""
-    if isinstance(model, Outcome):
+    if isinstance(model, StageRun):
         assert not model.error
         model = model.outputs / "model" / "compiled.onnx"
     target = resolve_target("qnn", "npu")

@@ -42,16 +42,12 @@ def test_minmax_ranges_are_sample_extremes(tmp_path):
     assert bounds["c1"][0] < 0.0 < bounds["c1"][1]
 
 
-def test_every_float_activation_has_a_range(tmp_path):
+def test_every_float_activation_has_a_range_in_a_file_without_time_or_path(tmp_path):
     result = calibrate(tmp_path, text_model(), token_ids(3))
     inferred = onnx.shape_inference.infer_shapes(text_model())
     assert float_tensors(inferred.graph) == set(ranges_of(result))
     assert "kept" in ranges_of(result)  # made by a Cast, which is not quantized itself
     assert result.metrics["tensors"] == len(ranges_of(result))
-
-
-def test_ranges_file_has_no_time_and_no_path(tmp_path):
-    result = calibrate(tmp_path, image_model(), pixels(2))
     assert result.metrics["calibration_time_seconds"] > 0
     assert set(json.loads(result.content)) == {"format", "method", "from", "ranges", "typical", "channels"}
     assert [path.name for path in result.folder.iterdir()] == ["calibration_ranges.json"]
@@ -169,22 +165,15 @@ def test_nodes_with_infinite_activations_stay_in_float(tmp_path, method):
     assert "MatMul" not in skipped
 
 
-def test_infinite_data_is_refused(tmp_path):
+def test_infinite_data_is_refused_and_extreme_data_by_histograms(tmp_path):
     data = pixels(4)
     data["pixels"][2, 0, 0] = np.inf
     with pytest.raises(StageError, match="not finite"):
         calibrate(tmp_path, image_model(), data)
-
-
-def test_extreme_data_is_counted_by_minmax_and_refused_by_histograms(tmp_path):
-    data = pixels(4)
     data["pixels"][2, 0, 0] = -1e31
     assert calibrate(tmp_path, image_model(), data).metrics["extreme_tensors"] >= 1
     with pytest.raises(StageError, match=r"reach 1e\+30"):
         calibrate(tmp_path, image_model(), data, calibration_method="percentile")
-
-
-def test_unknown_distribution_is_refused(tmp_path):
     with pytest.raises(StageError, match="cauchy"):
         calibrate(tmp_path, image_model(), distribution="cauchy")
 

@@ -21,6 +21,9 @@ def test_empty_discovery_equals_initial_file(tmp_path: Path) -> None:
     Discovered.of((), standard_domain_only=True).write(tmp_path / optimize.FILE)
     assert (tmp_path / optimize.FILE).read_bytes() == optimize.NOTHING.read_bytes()
     assert Discovered.read(optimize.NOTHING) == Discovered()
+    # It matters only to a capability with several forms.
+    assert Discovered.of([FORMED], standard_domain_only=True).standard_domain_only
+    assert not Discovered.of([FORMLESS], standard_domain_only=True).standard_domain_only
 
 
 @settings(deadline=None, max_examples=30)
@@ -31,11 +34,6 @@ def test_discovered_roundtrips(tmp_path_factory: pytest.TempPathFactory, names: 
     found.write(path)
     assert Discovered.read(path) == found
     assert found.capabilities == names
-
-
-def test_standard_domain_only_needs_capability_with_several_forms() -> None:
-    assert Discovered.of([FORMED], standard_domain_only=True).standard_domain_only
-    assert not Discovered.of([FORMLESS], standard_domain_only=True).standard_domain_only
 
 
 @pytest.mark.parametrize("text", ["[]", '{"gelu_fusion": false}', '{"gelu_fusion": 1}'])

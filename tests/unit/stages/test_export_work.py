@@ -413,16 +413,13 @@ def test_tags_are_embedded_and_survive_optimization(tmp_path: Path) -> None:
     assert products == linear
 
 
-def test_clean_model_has_no_tags_and_tags_may_be_module_only() -> None:
+def test_tags_may_be_left_out_of_model_module_only_or_disabled() -> None:
     exported = classifier(clean_onnx=True, hierarchy_tag_format="module_only")
     assert not any(node.metadata_props for node in onnx.load(exported.model).graph.node)
     assert not exported.hierarchy["export_context"]["embed_hierarchy_attributes"]
     tags = exported.hierarchy["nodes"].values()
     assert "BertLayer.1" in tags or "BertSelfAttention" in tags
     assert not any("/" in tag for tag in tags)
-
-
-def test_hierarchy_tags_can_be_disabled() -> None:
     hierarchy = classifier("resnet", enable_hierarchy_tags=False).hierarchy
     assert hierarchy["nodes"] == {}
     assert hierarchy["statistics"]["coverage_percentage"] == 0

@@ -36,21 +36,15 @@ def in_file(name: str, file: str, dims: list[int]) -> TensorProto:
 
 
 @pytest.mark.parametrize("infinity", [LOWEST, -np.inf, -1e30])
-def test_infinite_mask_is_clamped_to_50(tmp_path: Path, infinity: float) -> None:
+def test_only_infinite_mask_is_clamped_to_50_if_asked(tmp_path: Path, infinity: float) -> None:
     mask = np.array([[0, infinity, 7, -infinity]], np.float32)
     model = graph(MASKED, mask=mask)
     count, result = written(tmp_path, model)
     assert (count, constant(result, "mask")) == (1, [0, -50, 7, 50])
-    count, result = written(tmp_path, model, finite=False)
-    assert (count, constant(result, "mask")) == (0, mask.ravel().tolist())
-
-
-def test_large_finite_values_are_unchanged(tmp_path: Path) -> None:
-    mask = np.array([[-10000, 1e9, 1e29, -1e29]], np.float32)
-    model = graph(MASKED, mask=mask)
-    count, result = written(tmp_path, model)
-    assert count == 0
-    assert constant(result, "mask") == mask.ravel().tolist()
+    large = np.array([[-10000, 1e9, 1e29, -1e29]], np.float32)
+    for values, finite in ((mask, False), (large, True)):
+        count, result = written(tmp_path, graph(MASKED, mask=values), finite=finite)
+        assert (count, constant(result, "mask")) == (0, values.ravel().tolist())
 
 
 def test_clip_bound_shared_with_mask_is_unchanged(tmp_path: Path) -> None:

@@ -15,19 +15,12 @@ from winml_dag.onnxmodel.files import resave
 from winml_dag.onnxmodel.metadata import carry_metadata
 
 
-def test_optimize_keeps_metadata(tmp_path: Path) -> None:
+def test_optimize_and_blockwise_weights_keep_metadata(tmp_path: Path) -> None:
     model = describe(image_model())
     assert said(optimize(tmp_path, model, "conv_channel_affine_folding", "clamp_constant_values").model) == said(model)
-
-
-def test_unchanged_model_keeps_metadata(tmp_path: Path) -> None:
-    model = describe(graph("g (float16[2, 2] x) => (float16[2, 2] y) { y = MatMul (x, x) }", 17))
-    assert said(optimize(tmp_path, model).model) == said(model)
-
-
-def test_blockwise_weights_keep_metadata(tmp_path: Path) -> None:
-    model = describe(image_model())
     assert said(quantize(tmp_path, model, "rtn", rtn_block_size=16).model) == said(model)
+    unchanged = describe(graph("g (float16[2, 2] x) => (float16[2, 2] y) { y = MatMul (x, x) }", 17))
+    assert said(optimize(tmp_path, unchanged).model) == said(unchanged)
 
 
 def test_externalizing_weights_keeps_metadata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,11 @@ def ranges(tmp_path_factory) -> Result:
     return calibrate(tmp_path_factory.mktemp("ranges"), outlier_model(), rows(16), samples=16)
 
 
+def plain_and_tamed(folder, model, ranges, rules, **types) -> list[Result]:
+    """Return *model* quantized without and with equalization."""
+    return [quantize(folder, model, "static", ranges, rules, equalize=equalize, **types) for equalize in (False, True)]
+
+
 def error_of(model, result) -> float:
     """Return the mean squared error on rows that were not used for calibration, relative to the mean square."""
     feed = rows(1, seed=99)
@@ -55,8 +60,7 @@ def error_of(model, result) -> float:
 def test_outliers_are_equalized_or_kept_at_16_bits(tmp_path, opset, after, rules):
     model = outlier_model(opset, after=after)
     ranges = calibrate(tmp_path, model, rows(16), samples=16)
-    plain = quantize(tmp_path, model, "static", ranges, rules, equalize=False, **W8A8)
-    tamed = quantize(tmp_path, model, "static", ranges, rules, **W8A8)
+    plain, tamed = plain_and_tamed(tmp_path, model, ranges, rules, **W8A8)
     assert set(plain.metrics["activations_by_type"]) == {"uint8"}
     assert (plain.metrics["equalized_tensors"], plain.metrics["activations_kept_at_16_bits"]) == (0, 0)
     assert error_of(model, tamed) < error_of(model, plain) / 3
@@ -87,10 +91,8 @@ def test_activations_stay_at_8_bits_if_provider_cannot_mix_widths(tmp_path, rang
 )
 def test_model_without_outliers_is_unchanged_by_equalization(tmp_path, make, data, rules):
     ranges = calibrate(tmp_path, make(), data)
-    default, plain = (
-        quantize(tmp_path, make(), "static", ranges, rules, equalize=equalized, **W8A8) for equalized in (True, False)
-    )
-    assert default.content == plain.content
+    plain, tamed = plain_and_tamed(tmp_path, make(), ranges, rules, **W8A8)
+    assert tamed.content == plain.content
 
 
 @pytest.mark.parametrize(
@@ -99,33 +101,24 @@ def test_model_without_outliers_is_unchanged_by_equalization(tmp_path, make, dat
 )
 def test_sixteen_bit_activations_keep_the_sign_of_8_bit_type(tmp_path, ranges, weight_type, activation_type, symmetric):
     types = {"weight_type": weight_type, "activation_type": activation_type, "activation_symmetric": symmetric}
-    plain, tamed = (
-        quantize(tmp_path, outlier_model(), "static", ranges, "onnxruntime", equalize=equalized, **types)
-        for equalized in (False, True)
-    )
+    plain, tamed = plain_and_tamed(tmp_path, outlier_model(), ranges, "onnxruntime", **types)
     assert set(tamed.metrics["activations_by_type"]) == {activation_type, activation_type.replace("8", "16")}
     assert error_of(outlier_model(), tamed) < error_of(outlier_model(), plain) / 3
 
 
 def test_uint16_activations_need_no_equalization(tmp_path, ranges):
     types = {"weight_type": "uint8", "activation_type": "uint16"}
-    default, plain = (
-        quantize(tmp_path, outlier_model(), "static", ranges, "qnn", equalize=equalized, **types)
-        for equalized in (True, False)
-    )
-    assert default.content == plain.content
+    plain, tamed = plain_and_tamed(tmp_path, outlier_model(), ranges, "qnn", **types)
+    assert tamed.content == plain.content
 
 
-def test_node_overrides_are_kept(tmp_path, ranges):
+def test_node_overrides_are_kept_and_apply_to_added_normalization(tmp_path, ranges):
     overrides = (NodeTypes("residual", activation_type="uint8"), NodeTypes("second*", weight_type="int8"))
     result = quantize(tmp_path, outlier_model(), "static", ranges, "qnn", node_overrides=overrides, **W8A8)
     around = types_around(result.model.graph)
     assert around["residual"] == {onnx.TensorProto.UINT8}
     assert around["second_norm"] == {onnx.TensorProto.UINT16}
     assert result.metrics["weights_by_type"]["int8"] == 1
-
-
-def test_override_pattern_applies_to_added_normalization(tmp_path, ranges):
     overrides = (NodeTypes("*", None, "uint16"),)
     result = quantize(tmp_path, outlier_model(), "static", ranges, "qnn", node_overrides=overrides, **W8A8)
     assert result.metrics["equalized_tensors"] == 1
@@ -247,10 +240,7 @@ def test_external_weights_are_measured_equally(tmp_path, monkeypatch):
 
 def test_histogram_ranges_are_equalized_too(tmp_path):
     ranges = calibrate(tmp_path, outlier_model(), rows(12), samples=12, calibration_method="percentile")
-    plain, tamed = (
-        quantize(tmp_path, outlier_model(), "static", ranges, "qnn", equalize=equalized, **W8A8)
-        for equalized in (False, True)
-    )
+    plain, tamed = plain_and_tamed(tmp_path, outlier_model(), ranges, "qnn", **W8A8)
     assert tamed.metrics["activations_kept_at_16_bits"] >= 3
     assert error_of(outlier_model(), tamed) < error_of(outlier_model(), plain)
 

@@ -160,14 +160,12 @@ def test_every_image_mode_becomes_upright_rgb(photos, processor):
 
 
 def test_invalid_image_is_refused_by_name(photos, processor):
-    (photos / "fine.png").write_bytes(b"GIF")
-    with pytest.raises(StageError, match=r"no image that can be read in the file fine\.png"):
-        list(read_samples(photos, [PIXELS], processor))
     Image.fromarray(np.zeros((64, 64, 3), np.uint8)).save(photos / "fine.png")
-    content = (photos / "fine.png").read_bytes()
-    (photos / "fine.png").write_bytes(content[: len(content) // 2])
-    with pytest.raises(StageError, match=r"no image that can be read in the file fine\.png"):
-        list(read_samples(photos, [PIXELS], processor))
+    whole = (photos / "fine.png").read_bytes()
+    for content in (b"GIF", whole[: len(whole) // 2]):
+        (photos / "fine.png").write_bytes(content)
+        with pytest.raises(StageError, match=r"no image that can be read in the file fine\.png"):
+            list(read_samples(photos, [PIXELS], processor))
 
 
 def test_image_requires_processor_with_matching_inputs_and_size(photos, processor, tmp_path):
@@ -256,7 +254,7 @@ def test_npy_file_of_another_name_is_refused_with_how_files_are_called(tmp_path)
         ([{"x": None}], {}, "no value in row 0"),
         ([{"x": [[1.0], [1.0, 2.0]]}], {}, "no array for input 'x' in row 0"),
         ([{"x": "three"}], {}, "no array for input 'x' in row 0"),
-        ([{"x": [1.0] * 4}], {}, r"\[1, 3\].*row 0.*\[4\]|row 0"),
+        ([{"x": [1.0] * 4}], {}, r"takes the shape \[1, 3\], but .*row 0"),
         ([{"text": "red fish"}], {}, "without a tokenizer"),
         ([{"image": "photo.png"}], {}, "no image in row 0"),
     ],

@@ -75,9 +75,17 @@ def sensitivity(
     ranges: Result | None = None,
     target: QuantizeTarget | None = None,
     seed: int | None = None,
+    *,
+    draws: bool = False,
     **fields: Any,
 ) -> Ranking:
-    with chdir(fresh(folder, "sensitivity")):
+    """Run the stage; unless it *draws*, matplotlib is not found, since a picture takes longer than the rest."""
+    found = importlib.util.find_spec
+    with chdir(fresh(folder, "sensitivity")), pytest.MonkeyPatch.context() as patch:
+        if not draws:
+            patch.setattr(
+                importlib.util, "find_spec", lambda name, *rest: None if name == "matplotlib" else found(name, *rest)
+            )
         inputs = {"model": put(Path("model"), model)}
         if data is not None:
             inputs["data"] = stored(Path("data"), **data)
@@ -264,13 +272,7 @@ def test_unrankable_model_is_refused(tmp_path: Path, of_images: Result) -> None:
         sensitivity(tmp_path, model, "static", data, of_images, nodes_to_exclude=("*",), **BYTES)
 
 
-def test_without_data_and_matplotlib_random_inputs_run_without_picture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *rest: None if name == "matplotlib" else found(name, *rest)
-    )
+def test_without_data_and_matplotlib_random_inputs_run_without_picture(tmp_path: Path) -> None:
     ranking = sensitivity(tmp_path, image_model(), "rtn", None, seed=7, rtn_block_size=16)
     assert (ranking.files.keys(), ranking.metrics["picture"]) == ({"sensitivity.json"}, False)
     assert ranking.metrics["samples"] == SAMPLES
@@ -292,7 +294,7 @@ def test_report_and_picture_have_same_bytes_in_every_process(tmp_path: Path, of_
         "ranges": {"ranges.json": of_images.path},
         "data": {"data.npz": tmp_path / "data.npz"},
     }
-    here = sensitivity(tmp_path, model, "static", data, of_images, per_channel=True, **BYTES).files
+    here = sensitivity(tmp_path, model, "static", data, of_images, draws=True, per_channel=True, **BYTES).files
     assert here.keys() == {"sensitivity.json", "sensitivity.png"}
     other = run_stage(SENSITIVITY, tmp_path / "run", config, inputs, hash_seed=1)
     assert not other.error
