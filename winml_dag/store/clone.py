@@ -22,9 +22,10 @@ from winml_dag.store.digest import (
     digest_bytes,
     digest_file,
     new_hash,
+    read_rest,
     use_each,
 )
-from winml_dag.store.files import create, in_words, is_executable, make_executable, open_to_read, read_rest, write
+from winml_dag.store.files import create, in_words, is_executable, make_executable, open_to_read, write
 
 # What the kernel copies at once: hashing, which follows, starts soon and finds the bytes in the processor's cache.
 _RANGE_BYTES = 8 << 20

@@ -22,7 +22,7 @@ from winml_dag.canonical import JsonValue
 from winml_dag.errors import InputError, StoreError
 from winml_dag.file_reading import CHANGED, Signature, is_racy, signature_of, was_read
 from winml_dag.store.artifact import DIGEST, FileEntry
-from winml_dag.store.files import open_to_read, read_rest
+from winml_dag.store.files import open_to_read
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -148,6 +148,18 @@ def digest_file(path: Path | str, function: DigestFunction = "xxh3-128") -> str:
         return f"{function}:{hasher.hexdigest()}"
     finally:
         os.close(descriptor)
+
+
+def read_rest(descriptor: int, size: int) -> bytes:
+    """All bytes from here to the end of the file, which are *size* unless it is being written to."""
+    # One byte more than expected, so that the first call reaches the end.
+    data = os.read(descriptor, size + 1)
+    if len(data) == size:
+        return data
+    parts = [data]
+    while part := os.read(descriptor, size + 1):
+        parts.append(part)
+    return b"".join(parts)
 
 
 def _hash_in_turns(descriptor: int, size: int, hasher: Hash) -> None:

@@ -120,18 +120,6 @@ def open_to_read(path: Path | str) -> int:
     return open_regular(path)[0]
 
 
-def read_rest(descriptor: int, size: int) -> bytes:
-    """All bytes from here to the end of the file, which are *size* unless it is being written to."""
-    # One byte more than expected, so that the first call reaches the end.
-    data = os.read(descriptor, size + 1)
-    if len(data) == size:
-        return data
-    parts = [data]
-    while part := os.read(descriptor, size + 1):
-        parts.append(part)
-    return b"".join(parts)
-
-
 def write(descriptor: int, data: bytes | memoryview) -> None:
     """Write all of *data*."""
     done = os.write(descriptor, data)

@@ -13,7 +13,8 @@ from store_samples import KEY, contents
 
 from winml_dag.errors import StoreError, UsageError
 from winml_dag.store.cache_folder import default_cache_dir, store_folder
-from winml_dag.store.files import in_words, open_to_read, partial_name, read_rest
+from winml_dag.store.digest import read_rest
+from winml_dag.store.files import in_words, open_to_read, partial_name
 from winml_dag.store.store import Store
 
 FILES = {"model.onnx": b"graph"}
