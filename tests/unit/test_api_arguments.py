@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import winml_dag
+from winml_dag.errors import UsageError
 
 FUNCTIONS: list[Callable[..., Any]] = [
     getattr(winml_dag, name) for name in winml_dag.__all__ if name[0].islower() and callable(getattr(winml_dag, name))
@@ -31,3 +33,8 @@ def test_internal_request_fields_are_not_arguments() -> None:
     """Even where the request object has a field of that name."""
     with pytest.raises(TypeError, match=r"build_onnx_model\(\) got an unexpected keyword argument 'sensitivity'"):
         winml_dag.build_onnx_model("model.onnx", "out", sensitivity=True)  # type: ignore[call-arg]
+
+
+def test_build_without_jobs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="jobs is 0, and must be at least 1"):
+        winml_dag.build_onnx_model("model.onnx", tmp_path / "out", jobs=0, cache_dir=tmp_path / "cache")

@@ -194,9 +194,11 @@ def driver_of(
     """Yield the driver for one call, with the store and the cluster that *arguments* name.
 
     Raises:
-        UsageError: if the cluster does not exist, or its workers cannot access the inputs.
+        UsageError: if jobs is below 1, the cluster does not exist, or its workers cannot access the inputs.
     """
     options = BuildOptions(**{name: arguments[name] for name in _BUILD_OPTIONS & arguments.keys()})
+    if options.jobs < 1:  # nothing would ever start
+        raise UsageError(f"jobs is {options.jobs}, and must be at least 1.")
     with ExitStack() as open_until:
         if (scheduler := arguments.get("scheduler")) is not None:
             # Lazy import: local builds do not need it.

@@ -138,7 +138,7 @@ def load_manifest(folder: Path) -> Manifest:
         why = f"is damaged: {error}"
     except (KeyError, TypeError, AttributeError):
         why = "is damaged: its stages or files are not what a build writes."
-    raise InputError(f"{path} {why}", advice="Delete the folder and build again: what stages made is in the cache.")
+    raise InputError(f"{path} {why}", advice="Build again with --overwrite: what stages made is in the cache.")
 
 
 def is_of_winml_cli(folder: Path) -> bool:
