@@ -18,7 +18,7 @@ from winml_dag.errors import StoreError
 from winml_dag.file_reading import probe_clock, read_text
 from winml_dag.store.artifact import Artifact, FileEntry, output_files
 from winml_dag.store.blobs import BlobDamaged, Blobs
-from winml_dag.store.cache_folder import FORMAT, LOG, MARKER, PLAN_CACHE, function_of
+from winml_dag.store.cache_folder import FORMAT, MARKER, function_of
 from winml_dag.store.digest import DigestFunction, Fingerprints
 from winml_dag.store.files import PARTIAL, check_name, in_words, partial_in
 from winml_dag.store.locks import Locks, Scratch, never
@@ -317,10 +317,6 @@ def _place(file: FileEntry, folder: Path) -> str:
     return target
 
 
-# What a running build writes into a cache that was removed under it. Not "outputs": other programs have such folders.
-_LEFT = {"blobs", "records", "index", "locks", "scratch", "quarantine", "failures", "changes", PLAN_CACHE, LOG}
-
-
 def _begin(folder: Path, function: DigestFunction | None) -> DigestFunction:
     """Check that *folder* is a store of a supported format and of *function*, or create one; returns its function.
 
@@ -332,12 +328,12 @@ def _begin(folder: Path, function: DigestFunction | None) -> DigestFunction:
         folder.mkdir(parents=True, exist_ok=True)
         # The marker is the first file of a store. So after checking for it again, other files cannot belong to a store
         # that another process is just creating.
-        names = [] if marker.exists() else [path.name for path in folder.iterdir() if path.suffix != PARTIAL]
+        foreign = [] if marker.exists() else [path.name for path in folder.iterdir() if path.suffix != PARTIAL]
         if not marker.exists():
-            if foreign := {*names} - _LEFT:
+            if foreign:
                 raise StoreError(
                     f"{folder} is not empty and is not a cache: it has {', '.join(sorted(foreign)[:3])}.",
-                    advice="Choose an empty or a new folder.",
+                    advice="Choose an empty or a new folder, or remove this one if it is left of a cache.",
                 )
             _mark(marker, function)
         text = read_text(marker, errors="replace").strip()

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -51,13 +50,6 @@ def test_folder_with_other_files_is_not_adopted(tmp_path) -> None:
     with pytest.raises(StoreError, match=r"not a cache: it has thesis\.docx"):
         Store(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.docx"]
-
-
-def test_remains_of_a_removed_cache_become_a_cache_again(store, publish) -> None:
-    publish(store, {"model.onnx": b"x"})
-    (store.folder / "FORMAT").unlink()
-    shutil.rmtree(store.folder / "blobs")
-    assert Store(store.folder).function == store.function
 
 
 @pytest.mark.parametrize("path", ["file", "file/below"])
