@@ -24,6 +24,7 @@ from winml_dag.stages.export.inputs import ModelInput, Shape, model_inputs, size
 
 comparison = Late("winml_dag.stages.export.comparison")
 configuration = Late("winml_dag.stages.export.configuration")
+conversion = Late("winml_dag.stages.export.conversion")
 fitting = Late("winml_dag.stages.export.fitting")
 loading = Late("winml_dag.stages.export.loading")
 subject = Late("winml_dag.stages.export.subject")
@@ -267,7 +268,7 @@ PRODUCED = ("last_hidden_state", "pooler_output")
     ids=["the usual ones that the model has", "by name in the recipe's order", "names of the recipe's own in order"],
 )
 def test_requested_outputs_are_selected(asked: tuple[str, ...], usual: tuple[str, ...], chosen: dict[str, str]) -> None:
-    found = subject.choose_outputs(PRODUCED, asked, usual)
+    found = conversion.choose_outputs(PRODUCED, asked, usual)
     assert list(found.items()) == list(chosen.items())
 
 
@@ -282,4 +283,4 @@ def test_requested_outputs_are_selected(asked: tuple[str, ...], usual: tuple[str
 )
 def test_ambiguous_or_unknown_outputs_are_refused(asked: tuple[str, ...], words: str) -> None:
     with pytest.raises(StageError, match=words):
-        subject.choose_outputs(PRODUCED, asked, ("logits",))
+        conversion.choose_outputs(PRODUCED, asked, ("logits",))
