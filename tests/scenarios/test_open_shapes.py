@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -204,7 +205,7 @@ def test_compiled_model_with_listed_constants_is_validated(listed: Project, comm
 
 @needs_qnn
 def test_command_stage_can_precede_normalize(shared: Project) -> None:
-    copy = ["python", "-c", "import shutil, sys; shutil.copy(*sys.argv[1:])", "{inputs.model}", "{outputs.model}"]
+    copy = [sys.executable, "-c", "import shutil, sys; shutil.copy(*sys.argv[1:])", "{inputs.model}", "{outputs.model}"]
     own = {"command": copy, "inputs": {"model": "named.onnx"}, "outputs": {"model": "mine.onnx"}}
     stages = {"mine": own, "normalize": {"inputs": {"model": "mine.model"}}}
     shared.built({"model": "named.onnx", "ep": "qnn", "precision": "w8a16", "stages": stages}, "own")
