@@ -198,7 +198,7 @@ def test_nothing_is_started_after_an_error() -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows sends no such signal to one process")
 def test_interrupt_and_exit_do_not_wait_for_hanging_threads() -> None:
-    script = """
+    script = r"""
 import os, signal, threading
 from winml_dag.store.remote.transfer import ask_all
 signal.signal(signal.SIGINT, signal.default_int_handler)
