@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from winml_dag.cli import run
 from winml_dag.cli.cache import command
 from winml_dag.store.cache_folder import log_build
 from winml_dag.store.records import KeyInputs, Record, cache_key
@@ -204,6 +205,26 @@ def test_verify_exits_1_on_damage_and_0_after_repair(store, says, tells) -> None
 def test_clear_removes_all_records(store, says) -> None:
     assert says("clear", "-y").startswith("Removed 3 records and 6 blobs, ")
     assert store.records.keys() == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "message"), [(EOFError, 2, "so nothing was removed"), (KeyboardInterrupt, 130, "Interrupted")]
+)
+def test_clear_without_an_answer_removes_nothing(
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    answer: type[BaseException],
+    code: int,
+    message: str,
+) -> None:
+    def prompt(_: str) -> str:
+        raise answer
+
+    monkeypatch.setattr("click.termui.visible_prompt_func", prompt)
+    assert run(["cache", "clear", "--cache-dir", str(store.folder)]) == code
+    assert message in capsys.readouterr().err
+    assert len(store.records.keys()) == 3
 
 
 EVERY = {

@@ -305,7 +305,9 @@ def clear(cache_dir: Path | None, yes: bool) -> None:
     store = opened(cache_dir)
     try:
         agreed = yes or click.confirm(f"Remove everything in {store.folder}?")
-    except click.Abort:  # no terminal to answer on
+    except click.Abort as error:
+        if not isinstance(error.__context__, EOFError):  # Ctrl-C, not the end of an input that nobody types
+            raise
         raise UsageError("Nobody confirmed it, so nothing was removed.", advice="Give -y to remove it.") from None
     if not agreed:
         echo("Nothing was removed.")
