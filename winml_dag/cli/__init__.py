@@ -217,12 +217,12 @@ def _with_flags(command: click.Command, words: list[str]) -> list[str]:
         return words
     flags = {flag for parameter in command.params for flag in parameter.opts}
     leading = [*takewhile(lambda word: _model_or_recipe(word) in flags, words)]
-    unclear = "".join(words[len(leading) : len(leading) + 1])
-    if unclear[:1] not in ("", "-") and not _model_or_recipe(unclear) and {"-m", "-c"} <= flags:
+    rest = words[len(leading) :]
+    if rest and not rest[0].startswith("-") and not _model_or_recipe(rest[0]) and {"-m", "-c"} <= flags:
         raise click.UsageError(
-            f"{unclear!r} is not a recipe, an .onnx file or a model folder. Give a model with -m, recipes with -c."
+            f"{rest[0]!r} is not a recipe, an .onnx file or a model folder. Give a model with -m, recipes with -c."
         )
-    return [*(part for word in leading for part in (_model_or_recipe(word), word)), *words[len(leading) :]]
+    return [*(part for word in leading for part in (_model_or_recipe(word), word)), *rest]
 
 
 @click.group(
