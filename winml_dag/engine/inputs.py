@@ -20,6 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from winml_dag.engine.exchange import LOG_FILE
 from winml_dag.engine.execute import Job
 from winml_dag.engine.graph import Graph
 from winml_dag.engine.stage import FileAccess, Node, Source, SourceFile, changed
@@ -301,7 +302,7 @@ def _is_clean(folder: Path) -> bool:
     temporary = f"{folder}{os.sep}temporary"
     try:
         names = set(os.listdir(folder))  # noqa: PTH208 - only names are needed
-        if not names <= {"outputs", "temporary", "log.txt"}:
+        if not names <= {"outputs", "temporary", LOG_FILE}:
             return False
         if "temporary" in names and os.listdir(temporary):  # noqa: PTH208
             remove_tree(Path(temporary))

@@ -48,6 +48,7 @@ from winml_dag.pipeline.uptodate import (
     environment_fingerprint,
     file_of,
     program_content,
+    real_paths,
 )
 from winml_dag.store.digest import digest_file
 
@@ -107,7 +108,7 @@ def save_plan(
     header = Header(
         asked=words,
         environment=environment,
-        places={folder: os.path.realpath(folder) for folder in sorted(folders)},
+        places=real_paths(sorted(folders)),
         groups=Groups(len(steering), len(hashed) - len(steering)),
         racy=racy(hashed, seen, began_ns),
         stages=len(planned.graph.nodes),

@@ -166,6 +166,11 @@ def program_content(path: str, function: str = "xxh3-128") -> str:
     return _PROGRAM + (content_of(path, function) if may_run else ABSENT)
 
 
+def real_paths(folders: Iterable[str]) -> dict[str, str]:
+    """Return the path of each folder without links."""
+    return {folder: os.path.realpath(folder) for folder in folders}
+
+
 # --- An entry of the plan cache: the file ``standing/<name>.note``.
 
 FORMAT = 5
@@ -346,10 +351,7 @@ def check(cache_dir: str, words: str, environment: Environment | None = None) ->
 
 def _check(cache_dir: str, entry: Entry, environment: Environment) -> CurrentPlan | None:
     header = entry.header
-    if (
-        not environment.is_as(header.environment)
-        or {folder: os.path.realpath(folder) for folder in header.places} != header.places
-    ):
+    if not environment.is_as(header.environment) or real_paths(header.places) != header.places:
         return None
     at_ns = time.time_ns()
     seen = look(entry.paths)

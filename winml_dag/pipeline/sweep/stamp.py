@@ -27,6 +27,7 @@ from winml_dag.pipeline.uptodate import (
     content_of,
     file_of,
     log_use,
+    real_paths,
 )
 from winml_dag.store.cache_folder import KEYS_SUFFIX
 
@@ -114,8 +115,8 @@ def keep_sweep_stamp(
         return
     seen += put
     groups, young = Groups(len(paths), outputs=len(there)), racy([*paths, *there], seen, began_ns)
-    place = str(Path(found.folder).absolute())
-    header = Header(words, environment, {place: os.path.realpath(place)}, groups, young, complete=True)
+    places = real_paths([str(Path(found.folder).absolute())])
+    header = Header(words, environment, places, groups, young, complete=True)
     plan = json.dumps({**asdict(found), "builds": builds}).encode()
     # It is removed together with the last result that it depends on.
     keys = dict.fromkeys(key for each in builds for key in keys_of(folder, each))
