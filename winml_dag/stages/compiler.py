@@ -146,9 +146,9 @@ def compile_with(
     from winml_dag.onnxmodel.metadata import restore_metadata
     from winml_dag.stages.compiled import COMPATIBILITY
 
-    before = read_model(model)
-    outputs = [value.name for value in before.graph.outputs]
-    if ep == QNN and any(node.op_type == "AveragePool" for node in before.graph.nodes):
+    graph = read_model(model).graph
+    outputs = [value.name for value in graph.outputs]
+    if ep == QNN and any(node.op_type == "AveragePool" for node in graph.nodes):
         _changed(model, count_padding)
     # QNN gives its partition one output for each time that an output is listed, all with the same name.
     changed = len(set(outputs)) < len(outputs) and _changed(model, partial(_set_outputs, dict.fromkeys(outputs)))
@@ -181,7 +181,8 @@ def compile_with(
             advice = f"What is in float16 can stay in float32 (quant.fp16_op_block_list). {ASK_ANALYZE}"
         elif _NO_MEMORY in reason:
             advice = f"Memory is rarely what is missing: try another precision, or quant.per_channel: false. {SEE_LOG}"
-        advice = next(findings(model, before), advice)
+        # Read again: the file may have changed above.
+        advice = next(findings(model, read_model(model)), advice)
         raise StageError(f"{ep.name} cannot compile this model: {reason}.", advice=advice) from error
     if output.is_file():
         if changed:
