@@ -104,6 +104,9 @@ class _InThisProcess(LocalExecutor):
         super().__init__(_IMPORTED_BY_MOST)
         self._server = self._kept
 
+    def start_ahead(self) -> None:
+        """Leave it to the first compile, which few commands have."""
+
     def close(self) -> None:
         self._server = None
         super().close()

@@ -258,12 +258,13 @@ def carry_out(
     store = opened(how.cache_dir, how.remote)
     # A part of the graph is enough, unless every stage has to run or be printed.
     part = not (how.rebuild or how.verbose or how.as_json)
-    planned = plan_request(request, store, download=True, current_plan=current_plan, part=part)
-    refuse(planned.summary)
-    stages = len(planned.graph.nodes) + planned.others
-    with progress(quiet=how.quiet, to_stderr=how.as_json, stages=stages, starts=how.verbose) as observer:
-        driver = Driver(store, build_options, observer if how.verbose else WithoutRounds(observer))
-        result = build(planned, driver)
+    with Driver(store, build_options).while_planning([request]) as driver:
+        planned = plan_request(request, store, download=True, current_plan=current_plan, part=part)
+        refuse(planned.summary)
+        stages = len(planned.graph.nodes) + planned.others
+        with progress(quiet=how.quiet, to_stderr=how.as_json, stages=stages, starts=how.verbose) as observer:
+            shown = observer if how.verbose else WithoutRounds(observer)
+            result = build(planned, replace(driver, observer=shown))
     print_result(result, how, lines)
     return result
 

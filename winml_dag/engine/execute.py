@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -160,6 +161,12 @@ class LocalExecutor:
             job.log.touch()
             return Outcome(error=error.message, advice=error.advice)
 
+    def start_ahead(self) -> None:
+        """Begin to import what workers will need, in the process that they are forks of. Returns at once."""
+        with suppress(OSError):  # the first worker reports it
+            if (server := self._fork_server()) is not None:
+                server.start()
+
     def stop(self) -> None:
         with self._lock:
             self._stopped.set()
@@ -194,14 +201,18 @@ class LocalExecutor:
 
     def _fork_for(self, node: Node) -> Fork | None:
         """What starts the worker of *node*; None if that has to be a new process."""
-        if not self._preload or sys.platform != "linux" or not node.stage.work.startswith(_FORKED):
+        server = self._fork_server() if node.stage.work.startswith(_FORKED) else None
+        return None if server is None else partial(server.fork, more=self._package in node.toolchain)
+
+    def _fork_server(self) -> ForkServer | None:
+        if not self._preload or sys.platform != "linux":
             return None
         # Imported here, as below: builds of commands only need none.
         from winml_dag.engine.forkserver import ForkServer
 
         with self._lock:
             self._server = self._server or ForkServer(self._preload, self._more)
-        return partial(self._server.fork, more=self._package in node.toolchain)
+            return self._server
 
     @cached_property
     def _minimum(self) -> Mapping[str, str]:

@@ -25,6 +25,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from winml_dag.engine.process import worker_environment
+
 # The numbers that the engine gets for a worker: its process id, and its exit code (negative: signal) when it has ended.
 _NUMBER = struct.Struct("q")
 # What is requested with the descriptors of a worker: a fork of the server, or of the fork that has imported more.
@@ -55,7 +57,8 @@ class ForkedWorker:
 
 
 class ForkServer:
-    """Starts the server process with the first worker. *modules*: what it imports; none may need its threads.
+    """Starts the server process, at the latest with the first worker. *modules*: what it imports; none may need its
+    threads.
 
     *more*: what a fork of it imports in addition, for the workers that need that.
     """
@@ -65,6 +68,12 @@ class ForkServer:
         self._more = more
         self._lock = threading.Lock()
         self._server: tuple[socket.socket, subprocess.Popen[bytes]] | None = None
+        self._has_forked = False
+
+    def start(self) -> None:
+        """Start the server, unless it runs. Returns at once. Raises as :meth:`fork`."""
+        with self._lock:
+            self._running()
 
     def fork(self, folder: Path, environment: Mapping[str, str], log: int, *, more: bool = False) -> ForkedWorker:
         """Start a worker in the current folder *folder*, which writes what it prints to the descriptor *log*.
@@ -75,10 +84,8 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         try:
             with theirs, self._lock:
-                if self._server is None or self._server[1].poll() is not None:
-                    self._server = self._start(environment)
-                requests, _ = self._server
-                socket.send_fds(requests, [_MORE if more else _WORKER], [theirs.fileno(), log])
+                socket.send_fds(self._running(), [_MORE if more else _WORKER], [theirs.fileno(), log])
+                self._has_forked = True
             ours.sendall(json.dumps([str(folder), dict(environment)]).encode() + b"\n")
             pid = _receive(ours)
             if pid is None:
@@ -88,7 +95,10 @@ class ForkServer:
             ours.close()
             raise
 
-    def _start(self, environment: Mapping[str, str]) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    def _running(self) -> socket.socket:
+        """The socket for requests to the server, started if necessary."""
+        if self._server is not None and self._server[1].poll() is None:
+            return self._server[0]
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
@@ -96,10 +106,11 @@ class ForkServer:
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env=environment,
+                env=worker_environment(),
                 start_new_session=True,
             )
-        return ours, process
+        self._server = ours, process
+        return ours
 
     def kill(self) -> None:
         """End the server at once, also if it is still importing what the next worker needs."""
@@ -112,6 +123,8 @@ class ForkServer:
         with self._lock:
             server, self._server = self._server, None
         if server is not None:
+            if not self._has_forked:
+                server[1].kill()  # it may still be importing
             server[0].close()
             server[1].wait()
 

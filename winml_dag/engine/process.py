@@ -187,7 +187,7 @@ _OF_REMOTES = "WINML_DAG_REMOTE"
 _PASSIVE: Mapping[str, str] = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
-def worker_environment(temporary: str) -> dict[str, str]:
+def worker_environment(temporary: str | None = None) -> dict[str, str]:
     """The environment of a worker: the user's, without what would make its output depend on the moment.
 
     Variables of remotes are removed, since a model may bring its own code. Hash order, time zone and locale are fixed,
@@ -199,7 +199,7 @@ def worker_environment(temporary: str) -> dict[str, str]:
         "PYTHONIOENCODING": "utf-8",
         "TZ": "UTC",
         "LC_ALL": "C.UTF-8",
-        **temporary_environment(temporary),
+        **(temporary_environment(temporary) if temporary else {}),
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",

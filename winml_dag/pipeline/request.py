@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +33,7 @@ PROJECT_FILE = "winml_dag.toml"
 # Every start of a TOML line about remotes: an up-to-date build reads no more. Misspelled ones too: else [[remotes]]
 # would be ignored without a message.
 _REMOTE = re.compile(rb"^[ \t]*\[?\[?[ \t]*[\"']?remot", re.MULTILINE)
+_OWN_STAGES = re.compile(rb"^[ \t{]*[\"']?stages[\"']?[ \t]*:", re.MULTILINE)
 # The file of a project is about nothing else.
 _ANYTHING = re.compile(rb"^[ \t]*[^#\s]", re.MULTILINE)
 
@@ -174,6 +176,15 @@ class Request:
     item: int | None = None
     remote: RemoteOptions = field(default_factory=RemoteOptions)
     final_only: bool = False
+
+    @property
+    def names_own_stages(self) -> bool:
+        """Whether the file of the recipe appears to have stages of its own; it is not read as a recipe yet."""
+        if not isinstance(self.recipe, Path):
+            return False
+        with suppress(OSError):  # reported when the recipe is loaded
+            return _OWN_STAGES.search(self.recipe.read_bytes()) is not None
+        return False
 
     def loaded(self) -> LoadedRecipe | None:
         """Return the recipe, loaded from its file if necessary. Raises InputError and RecipeError as loading does."""

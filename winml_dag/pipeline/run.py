@@ -7,7 +7,8 @@ records by name, and result.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from winml_dag.engine.inplace import InPlace
     from winml_dag.engine.stage import Node
     from winml_dag.pipeline.cluster.cluster import Cluster
+    from winml_dag.pipeline.request import Request
 
 T = TypeVar("T")
 
@@ -138,6 +140,22 @@ class Driver:
     observer: Observer | None = None
     executor: Executor | None = None
     on_eta: Callable[[Eta], None] | None = None
+
+    @contextmanager
+    def while_planning(self, requests: Iterable[Request]) -> Iterator[Driver]:
+        """Begin to import what workers need, and yield the driver for *requests*, which are planned in the block.
+
+        Planning a build after an edit takes as long as these imports: with both at once it takes 0.8 of the time.
+        """
+        # Imported here, as below.
+        from winml_dag.engine.execute import LocalExecutor
+
+        if self.executor is not None or all(request.names_own_stages for request in requests):
+            yield self
+            return
+        with closing(LocalExecutor(_IMPORTED_BY_MOST, _BY_PACKAGE)) as executor:
+            executor.start_ahead()
+            yield replace(self, executor=executor)
 
     def run(self, jobs: Jobs[T], done: Callable[[str, Ended[T]], None] = _nobody) -> dict[str, Ended[T]]:
         """Return the outcome of each of *jobs*, by its label; *done* is called with each label and outcome.

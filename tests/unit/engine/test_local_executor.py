@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -269,6 +270,32 @@ def test_other_stages_run_during_package_import_and_all_can_be_stopped(
         assert run_work("write")[0].error == ""
         executor.stop()
         assert isinstance(running.exception(), OSError)
+
+
+@CAN_FORK
+@pytest.mark.parametrize("executor", ["fork"], indirect=True)
+def test_workers_are_forks_of_server_started_ahead(run_work: RunWork, executor: LocalExecutor) -> None:
+    executor.start_ahead()
+    assert executor._server is not None
+    ahead = executor._server._server
+    assert run_work("write")[0].error == ""
+    assert executor._server._server is ahead
+
+
+@CAN_FORK
+def test_server_started_ahead_ends_at_once_if_no_stage_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fifo = tmp_path / "importing"
+    os.mkfifo(fifo)
+    (tmp_path / "imported_ahead.py").write_text(f"open({str(fifo)!r}, 'w').close()\nimport time\ntime.sleep(999)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    executor = LocalExecutor(["imported_ahead"])
+    executor.start_ahead()
+    assert executor._server is not None
+    assert executor._server._server is not None
+    process = executor._server._server[1]
+    fifo.read_text()
+    executor.close()
+    assert process.returncode == -signal.SIGKILL
 
 
 def test_log_tail_is_its_last_nonempty_lines(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import yaml
 from pipeline_samples import save_model
 
 from winml_dag.engine.events import Silent, StageResult, Status
+from winml_dag.engine.execute import LocalExecutor
 from winml_dag.errors import InputError, StoreError, UsageError
 from winml_dag.pipeline.build import build, build_all, count_stages, merged
 from winml_dag.pipeline.buildgraph import BuildGraph
@@ -167,6 +168,16 @@ def own_stage(script: str, store: Store) -> BuildGraph:
     stage = {"command": [sys.executable, "-c", whole, "{outputs.out}"], "outputs": {"out": "made.txt"}}
     Path("recipe.yaml").write_text(yaml.safe_dump({"stages": {"one": stage}}))
     return plan_request(Request(Path("recipe.yaml"), Overrides(), Path("out")), store, download=False)
+
+
+def test_server_of_workers_starts_ahead_only_for_builds_of_models(store: Settling) -> None:
+    own_stage("pass", store)
+    model, own = Request(Path("model.json"), Overrides()), Request(Path("recipe.yaml"), Overrides())
+    driver = Driver(store)
+    with driver.while_planning([own]) as ready:
+        assert ready is driver
+    with driver.while_planning([own, model]) as ready:
+        assert isinstance(ready.executor, LocalExecutor)
 
 
 def test_uploads_complete_after_success_and_stage_failure(store: Settling) -> None:

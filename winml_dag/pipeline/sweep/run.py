@@ -259,7 +259,6 @@ class _Run:
         rest = [cell for cell in cells if cell.name not in known]
         if not rest:
             return
-        planned = plan_each([(cell.name, self._requests[cell.name]) for cell in rest], self._store)
 
         def done(name: str, ended: Ended[BuildResult]) -> None:
             if isinstance(ended, WinmlDagError):
@@ -267,8 +266,11 @@ class _Run:
             command = f"{self._sweep_run.command} --filter {shlex.quote(name)}"
             finish(cell_result(by_name[name], ended, command, self._timed.started_at))
 
-        # One observer for each phase: repeated rounds are only relevant within one.
-        ended = build_all(planned, replace(driver, observer=WithoutRounds(self._timed)), done)
+        requests = {cell.name: self._requests[cell.name] for cell in rest}
+        with driver.while_planning(requests.values()) as ready:
+            planned = plan_each(requests.items(), self._store)
+            # One observer for each phase: repeated rounds are only relevant within one.
+            ended = build_all(planned, replace(ready, observer=WithoutRounds(self._timed)), done)
         for result in ended.values():
             if isinstance(result, BuildResult) and result.changed:
                 self._notes |= dict.fromkeys((*result.build.notices, *filter(None, [result.cache_note])))
