@@ -13,7 +13,7 @@ import datetime
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from winml_dag.canonical import JsonObject, JsonValue, json_hash
 from winml_dag.engine.events import StageResult
 from winml_dag.engine.stage import Node
 from winml_dag.errors import InputError, StoreError
-from winml_dag.file_reading import MOST_BYTES_OF_MANY, read_json
+from winml_dag.file_reading import MOST_BYTES_OF_MANY, parse_json, read_bytes, read_json
 from winml_dag.pipeline.buildgraph import MODEL, BuildGraph, prefixed
 from winml_dag.pipeline.layout import (
     MANIFEST,
@@ -121,15 +121,9 @@ def load_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        value = read_json(path, MOST_BYTES_OF_MANY)
-        version = value.get("schema_version") if isinstance(value, dict) else None
-        if version == SCHEMA_VERSION:
-            stages = (stage for stage in value["stages"] if "placed" in stage)
-            placed = {str(stage["id"]): Artifact.from_json(stage["placed"]).files for stage in stages}
-            return Manifest(Artifact.from_json(value["files"]).files, placed, value)
-        why = f"has schema_version {version!r}, and this version of winml-dag reads {SCHEMA_VERSION} only."
-        if version is None:
-            why = "is not of this program: it has no schema_version."
+        return _parsed(read_bytes(path, MOST_BYTES_OF_MANY))
+    except InputError as error:
+        why = error.message
     except OSError as error:
         why = f"cannot be read: {error.strerror or error}."
     except ValueError as error:
@@ -139,6 +133,19 @@ def load_manifest(folder: Path) -> Manifest:
     except (KeyError, TypeError, AttributeError):
         why = "is damaged: its stages or files are not what a build writes."
     raise InputError(f"{path} {why}", advice="Build again with --overwrite: what stages made is in the cache.")
+
+
+@lru_cache(maxsize=1)  # a build reads the manifest in its folder up to five times
+def _parsed(text: bytes) -> Manifest:
+    value = parse_json(text.decode())
+    version = value.get("schema_version") if isinstance(value, dict) else None
+    if version is None:
+        raise InputError("is not of this program: it has no schema_version.")
+    if version != SCHEMA_VERSION:
+        raise InputError(f"has schema_version {version!r}, and this version of winml-dag reads {SCHEMA_VERSION} only.")
+    stages = (stage for stage in value["stages"] if "placed" in stage)
+    placed = {str(stage["id"]): Artifact.from_json(stage["placed"]).files for stage in stages}
+    return Manifest(Artifact.from_json(value["files"]).files, placed, value)
 
 
 def is_of_winml_cli(folder: Path) -> bool:

@@ -352,12 +352,12 @@ def output_folder(planned: BuildGraph, store: Store, *, overwrite: bool = False)
     """Return the output folder of a build, with its owned files."""
     folder = planned.summary.output_dir
     previous = read_manifest(folder)
-    read = {file.path.resolve() for source in planned.graph.sources.values() for file in source.files}
+    read = planned.read_files
     # Two files are not in a manifest: it cannot list itself, and the settings are written together with it.
     ours = () if previous is None else (*previous.files, FileEntry(MANIFEST, "", 0), FileEntry(BUILD_CONFIG, "", 0))
     owned = [entry for entry in ours if (folder / entry.name).resolve() not in read]
     if _is_recipe(folder / BUILD_CONFIG, planned):
-        read.add((folder / BUILD_CONFIG).resolve())
+        read |= {(folder / BUILD_CONFIG).resolve()}
     return OutputFolder(folder, owned, store, read=read, overwrite=overwrite)
 
 
@@ -373,5 +373,4 @@ def _is_recipe(path: Path, planned: BuildGraph) -> bool:
 
 
 def _output_file(planned: BuildGraph, name: str, store: Store, *, overwrite: bool) -> OutputFile:
-    read = (file.path for source in planned.graph.sources.values() for file in source.files)
-    return OutputFile(planned.summary.output_dir, name, read, store, overwrite=overwrite)
+    return OutputFile(planned.summary.output_dir, name, planned.read_files, store, overwrite=overwrite)
