@@ -15,7 +15,7 @@ import signal
 import sys as system  # importing the command sys binds its name in this package
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -200,7 +200,7 @@ class LazyGroup(Group):
             instead = f". Use {_SYNONYMS[args[0]]}." if args[0] in _SYNONYMS else known_instead(args[0], COMMANDS)
             raise click.UsageError(f"There is no command {args[0]!r}{instead}", ctx)
         name, command, rest = super().resolve_command(ctx, args)
-        return name, command, rest if command is None else _with_flags(command, rest)
+        return name, command, rest if command is None else _with_flags(ctx, name, command, rest)
 
 
 def _model_or_recipe(word: str) -> str:
@@ -211,18 +211,31 @@ def _model_or_recipe(word: str) -> str:
     return "-m" if name.endswith(".onnx") or Path(word, "config.json").is_file() else ""
 
 
-def _with_flags(command: click.Command, words: list[str]) -> list[str]:
-    """Return *words* with ``-c`` or ``-m`` before models and recipes at their start: ``build r.yaml -o out``."""
+class _Word(str):
+    """A word of the command line that the parser returns as this object."""
+
+    __slots__ = ()
+
+
+def _with_flags(context: click.Context, name: str | None, command: click.Command, words: list[str]) -> list[str]:
+    """Return *words* with ``-c`` or ``-m`` before models and recipes that stand alone: ``build -o out r.yaml``."""
     if isinstance(command, click.Group) or any(isinstance(each, click.Argument) for each in command.params):
         return words
     flags = {flag for parameter in command.params for flag in parameter.opts}
-    leading = [*takewhile(lambda word: _model_or_recipe(word) in flags, words)]
-    rest = words[len(leading) :]
-    if rest and not rest[0].startswith("-") and not _model_or_recipe(rest[0]) and {"-m", "-c"} <= flags:
-        raise click.UsageError(
-            f"{rest[0]!r} is not a recipe, an .onnx file or a model folder. Give a model with -m, recipes with -c."
-        )
-    return [*(part for word in leading for part in (_model_or_recipe(word), word)), *rest]
+    parser = command.make_parser(click.Context(command, context, name))
+    given = [*map(_Word, words)]
+    alone = {id(word) for word in parser.parse_args([*given])[1]}
+    found = []
+    for word in given:
+        if id(word) in alone and (flag := _model_or_recipe(word)) in flags:
+            found.append(flag)
+        elif id(word) in alone and {"-m", "-c"} <= flags:
+            raise click.UsageError(
+                f"{word!r} is not a recipe, an .onnx file or a model folder. Give a model with -m, recipes with -c.",
+                parser.ctx,
+            )
+        found.append(word)
+    return found
 
 
 @click.group(
@@ -267,8 +280,11 @@ def run(arguments: list[str] | None = None) -> int:
         except click.exceptions.Exit as error:
             return error.exit_code
         except click.ClickException as error:
-            error.show()
-            return _failed(words, error.exit_code, error.format_message())
+            message = error.format_message()
+            context = error.ctx if isinstance(error, click.UsageError) else None
+            advice = "" if context is None else f"See {context.command_path} --help."
+            echo(f"error: {UsageError(message, advice=advice)}", err=True)
+            return _failed(words, error.exit_code, message)
         except (KeyboardInterrupt, click.Abort):
             message = "Interrupted. Finished stages are cached; partial results were removed."
             echo(message, err=True)
