@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from winml_dag.canonical import JsonValue, canonical_json, json_hash
 from winml_dag.configuration import config_file
+from winml_dag.file_reading import read_bytes
 from winml_dag.store.cache_folder import default_cache_dir, store_folder
 
 if TYPE_CHECKING:
@@ -179,11 +180,11 @@ class Request:
 
     @property
     def names_own_stages(self) -> bool:
-        """Whether the file of the recipe appears to have stages of its own; it is not read as a recipe yet."""
+        """Whether the recipe has stages of its own; its file only appears to, as it is not read as a recipe yet."""
         if not isinstance(self.recipe, Path):
-            return False
+            return self.recipe is not None and bool(self.recipe.recipe.stages)
         with suppress(OSError):  # reported when the recipe is loaded
-            return _OWN_STAGES.search(self.recipe.read_bytes()) is not None
+            return _OWN_STAGES.search(read_bytes(self.recipe)) is not None
         return False
 
     def loaded(self) -> LoadedRecipe | None:
