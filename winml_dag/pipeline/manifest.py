@@ -301,14 +301,8 @@ def _dumped(value: JsonValue) -> str:
 def _stages(done: FinishedBuild) -> Iterator[JsonObject]:
     for step in done.planned.steps:
         if step.skipped is not None:
-            of_component = {"id": step.id} if done.summary.components else {}
-            yield {
-                **of_component,
-                "name": step.stage,
-                "status": "skipped",
-                "reason": step.skipped,
-                "elapsed_seconds": 0.0,
-            }
+            named = {"id": step.id, "name": step.stage} if done.summary.components else {"name": step.stage}
+            yield {**named, "status": "skipped", "reason": step.skipped, "elapsed_seconds": 0.0}
         elif step.id not in done.like:
             yield _stage(done, done.results[step.id])
 

@@ -127,10 +127,6 @@ Ended: TypeAlias = "T | WinmlDagError | None"
 Jobs: TypeAlias = "Mapping[str, GraphJob[T] | WinmlDagError]"
 
 
-def _nobody(_label: str, _ended: object) -> None:
-    """Ignore the outcome."""
-
-
 @dataclass(frozen=True)
 class Driver:
     """Runs jobs. ``on_eta`` is called with an estimate of the remaining time whenever something runs."""
@@ -147,8 +143,7 @@ class Driver:
 
         Planning a build after an edit takes as long as these imports: with both at once it takes 0.8 of the time.
         """
-        # Imported here, as below.
-        from winml_dag.engine.execute import LocalExecutor
+        from winml_dag.engine.execute import LocalExecutor  # here, as below
 
         if self.executor is not None or all(request.names_own_stages for request in requests):
             yield self
@@ -157,7 +152,9 @@ class Driver:
             executor.start_ahead()
             yield replace(self, executor=executor)
 
-    def run(self, jobs: Jobs[T], done: Callable[[str, Ended[T]], None] = _nobody) -> dict[str, Ended[T]]:
+    def run(
+        self, jobs: Jobs[T], done: Callable[[str, Ended[T]], None] = lambda _label, _ended: None
+    ) -> dict[str, Ended[T]]:
         """Return the outcome of each of *jobs*, by its label; *done* is called with each label and outcome.
 
         An error among *jobs* is that of a job that could not be planned. One failure does not affect the other jobs if
