@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -59,6 +60,18 @@ def test_command_alone_prints_help_and_exit_codes() -> None:
 def test_near_miss_command_is_accepted_or_corrected(newcomer: Project, words: list[str], code: int, said: str) -> None:
     assert said in newcomer.says(*words, *(["-o", "out"] if code != 2 else []), code=code)
     assert newcomer.out.exists() == (code == 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [("cac", "plain,cache"), ("build r.yaml -o out --jo", "plain,--jobs"), ("build what -o ", "file,")],
+)
+def test_shell_completes_unfinished_words(words: str, completed: str) -> None:
+    environment = {**os.environ, "_WINML_DAG_COMPLETE": "bash_complete", "COMP_WORDS": f"winml-dag {words}"}
+    environment["COMP_CWORD"] = str(len(words.split(" ")))
+    command = [sys.executable, "-m", "winml_dag"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.stderr) == (completed, "")
 
 
 def test_init_writes_buildable_recipe(newcomer: Project) -> None:

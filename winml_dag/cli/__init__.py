@@ -222,17 +222,18 @@ def _with_flags(context: click.Context, name: str | None, command: click.Command
     if isinstance(command, click.Group) or any(isinstance(each, click.Argument) for each in command.params):
         return words
     flags = {flag for parameter in command.params for flag in parameter.opts}
-    parser = command.make_parser(click.Context(command, context, name))
+    # Resilient while a shell completes unfinished words.
+    inner = click.Context(command, context, name, resilient_parsing=context.resilient_parsing)
     given = [*map(_Word, words)]
-    alone = {id(word) for word in parser.parse_args([*given])[1]}
+    alone = {id(word) for word in command.make_parser(inner).parse_args([*given])[1]}
     found = []
     for word in given:
         if id(word) in alone and (flag := _model_or_recipe(word)) in flags:
             found.append(flag)
-        elif id(word) in alone and {"-m", "-c"} <= flags:
+        elif id(word) in alone and {"-m", "-c"} <= flags and not inner.resilient_parsing:
             raise click.UsageError(
                 f"{word!r} is not a recipe, an .onnx file or a model folder. Give a model with -m, recipes with -c.",
-                parser.ctx,
+                inner,
             )
         found.append(word)
     return found
