@@ -136,7 +136,7 @@ def test_missing_folder_is_created(tmp_path: Path) -> None:
     ("failure", "told", "words"),
     [
         (OSError(errno.ENOSPC, "No space left on device"), StoreError, r"left on device.*It is as it was before"),
-        (KeyboardInterrupt(), KeyboardInterrupt, ""),
+        (KeyboardInterrupt(), KeyboardInterrupt, r"^$"),
     ],
     ids=["disk full", "interrupt"],
 )
