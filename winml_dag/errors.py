@@ -119,7 +119,9 @@ def did_you_mean(word: object, choices: Iterable[str]) -> str:
     from difflib import get_close_matches
 
     by_folded, folded = {choice.casefold(): choice for choice in choices}, str(word).casefold()
-    begun = sorted((choice for choice in by_folded if len(folded) > 2 and choice.startswith(folded)), key=len)
+    begun = [choice for choice in by_folded if len(folded) > 2 and choice.startswith(folded)]
+    # Of names that begin each other, such as openvino and openvinoexecutionprovider, the shortest.
+    begun = sorted((choice for choice in begun if begun[0].startswith(choice)), key=len)
     nearest = begun or get_close_matches(folded, by_folded, n=1, cutoff=0.6)
     return f"; did you mean {by_folded[nearest[0]]!r}?" if nearest else ""
 

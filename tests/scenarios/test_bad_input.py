@@ -136,7 +136,7 @@ TINY = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "in
     [
         ({"quant": {"sampels": 3}}, "build", 2, ["recipe.yaml:", "quant.sampels", "samples"]),
         ({"quant": {"mode": "banana"}}, "build", 2, ["banana", "static"]),
-        ({"quant": {"op_types": ["Conv"]}}, "build", 2, ["did you mean 'op_types_to_"]),
+        ({"quant": {"op_types": ["Conv"]}}, "build", 2, ["did you mean 'op_types_to_quantize'?"]),
         ({"optim": {"gelu_fusionn": True}}, "build", 2, ["gelu_fusionn", "gelu_fusion"]),
         (
             {"quant": {"sampels": 3, "mode": "banana"}, "loader": {"taks": "x"}},
