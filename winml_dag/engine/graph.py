@@ -16,6 +16,7 @@ import graphlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winml_dag.canonical import canonical_json
@@ -70,6 +71,11 @@ class Graph:
 
     def node(self, node_id: str) -> Node:
         return self._by_id[node_id]
+
+    @cached_property
+    def read_files(self) -> frozenset[Path]:
+        """The files of all sources, without links."""
+        return frozenset(file.path.resolve() for source in self.sources.values() for file in source.files)
 
     @cached_property
     def _by_id(self) -> Mapping[str, Node]:

@@ -193,11 +193,6 @@ class BuildGraph:
         """Whether the output of *node* in *slot*, a published slot, is in the output folder of this build."""
         return not (self.summary.final_only and slot.endswith("model") and node.id not in self.finals)
 
-    @cached_property
-    def read_files(self) -> frozenset[Path]:
-        """The user's files that this build reads, without links."""
-        return frozenset(file.path.resolve() for source in self.graph.sources.values() for file in source.files)
-
     @property
     def folder(self) -> Path | None:
         """The recipe's folder, in which its own stages work; None if there is none."""

@@ -186,10 +186,10 @@ def _holds(path: Path, data: bytes) -> bool:
 class OutputFile(_Folder):
     """The file *name* in *folder*, with a model's companion files: weights, and the binaries of a compiled model."""
 
-    def __init__(self, folder: Path, name: str, read: Iterable[Path], store: Store, *, overwrite: bool) -> None:
+    def __init__(self, folder: Path, name: str, read: Collection[Path], store: Store, *, overwrite: bool) -> None:
         from winml_dag.pipeline.userstages.folder import KnownFiles
 
-        super().__init__(folder, store, {path.resolve() for path in read}, overwrite=overwrite)
+        super().__init__(folder, store, read, overwrite=overwrite)
         self._name = name
         self._known = KnownFiles(store)
 
@@ -352,7 +352,7 @@ def output_folder(planned: BuildGraph, store: Store, *, overwrite: bool = False)
     """Return the output folder of a build, with its owned files."""
     folder = planned.summary.output_dir
     previous = read_manifest(folder)
-    read = planned.read_files
+    read = planned.graph.read_files
     # Two files are not in a manifest: it cannot list itself, and the settings are written together with it.
     ours = () if previous is None else (*previous.files, FileEntry(MANIFEST, "", 0), FileEntry(BUILD_CONFIG, "", 0))
     owned = [entry for entry in ours if (folder / entry.name).resolve() not in read]
@@ -373,4 +373,4 @@ def _is_recipe(path: Path, planned: BuildGraph) -> bool:
 
 
 def _output_file(planned: BuildGraph, name: str, store: Store, *, overwrite: bool) -> OutputFile:
-    return OutputFile(planned.summary.output_dir, name, planned.read_files, store, overwrite=overwrite)
+    return OutputFile(planned.summary.output_dir, name, planned.graph.read_files, store, overwrite=overwrite)

@@ -229,7 +229,7 @@ class MeasurementJob(GraphJob[Measurement]):
         records = [result.record for result in results if result.record is not None]
         if self._folder is not None and len(records) == len(results):
             files = sorted(file for record in records for file in record.files())
-            read = (file.path for source in self.graph.sources.values() for file in source.files)
+            read = self.graph.read_files
             OutputFile(self._folder, files[0].name, read, self._store, overwrite=self._overwrite).publish(files)
         return Measurement(results, time.monotonic() - began)
 
