@@ -250,7 +250,7 @@ def _run(request: Request, arguments: Mapping[str, Any], config: object = None) 
     request = replace(request, remote=remote_of(arguments, config))
     observer = arguments.get("observer")
     display = None if observer is None else WithoutRounds(observer)
-    with driver_of(arguments, request.remote, display) as idle, idle.while_planning([request]) as driver:
+    with driver_of(arguments, request.remote, display) as opened, opened.while_planning([request]) as driver:
         result = build(plan_request(request, driver.store, download=True), driver)
     for view in result.stages:
         if view.result is not None and view.result.error:

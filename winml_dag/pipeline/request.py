@@ -34,7 +34,6 @@ PROJECT_FILE = "winml_dag.toml"
 # Every start of a TOML line about remotes: an up-to-date build reads no more. Misspelled ones too: else [[remotes]]
 # would be ignored without a message.
 _REMOTE = re.compile(rb"^[ \t]*\[?\[?[ \t]*[\"']?remot", re.MULTILINE)
-_OWN_STAGES = re.compile(rb"^[ \t{]*[\"']?stages[\"']?[ \t]*:", re.MULTILINE)
 # The file of a project is about nothing else.
 _ANYTHING = re.compile(rb"^[ \t]*[^#\s]", re.MULTILINE)
 
@@ -179,12 +178,12 @@ class Request:
     final_only: bool = False
 
     @property
-    def names_own_stages(self) -> bool:
-        """Whether the recipe has stages of its own; its file only appears to, as it is not read as a recipe yet."""
+    def may_have_own_stages(self) -> bool:
+        """Whether the recipe may have stages of its own: of a file that is not read yet, whether it has that word."""
         if not isinstance(self.recipe, Path):
             return self.recipe is not None and bool(self.recipe.recipe.stages)
         with suppress(OSError):  # reported when the recipe is loaded
-            return _OWN_STAGES.search(read_bytes(self.recipe)) is not None
+            return b"stages" in read_bytes(self.recipe)
         return False
 
     def loaded(self) -> LoadedRecipe | None:

@@ -34,8 +34,6 @@ T = TypeVar("T")
 
 # If a blob is damaged again after its stage has rerun, the owner has to act; another try does not help.
 _TRIES = 3
-_DAMAGED = "What was made is damaged in the cache again and again."
-_DAMAGED_ADVICE = "Check the disk, or choose another cache folder with --cache-dir."
 # What most built-in stages import, for one process that all workers are forks of. Not onnxruntime, which starts a
 # thread. By name: a build of a recipe's own stages imports no declarations.
 _IMPORTED_BY_MOST = (
@@ -143,11 +141,11 @@ class Driver:
 
         Planning a build after an edit takes as long as these imports: with both at once it takes 0.8 of the time.
         """
-        from winml_dag.engine.execute import LocalExecutor  # here, as below
-
-        if self.executor is not None or all(request.names_own_stages for request in requests):
+        if self.executor is not None or all(request.may_have_own_stages for request in requests):
             yield self
             return
+        from winml_dag.engine.execute import LocalExecutor  # here, as below
+
         with closing(LocalExecutor(_IMPORTED_BY_MOST, _BY_PACKAGE)) as executor:
             executor.start_ahead()
             yield replace(self, executor=executor)
@@ -207,21 +205,19 @@ class _Run(Generic[T]):
 
     def run(self) -> dict[str, Ended[T]]:
         rebuild = self._options.rebuild
-        in_place = [
-            label for label, job in self._jobs.items() if any(node.folder is not None for node in job.graph.nodes)
-        ]
+        in_place = [label for label, job in self._jobs.items() if any(node.folder for node in job.graph.nodes)]
         self._run_together([label for label in self._jobs if label not in in_place], rebuild=rebuild)
         for label in in_place:
             self._run_alone(label, rebuild=rebuild)
         for _ in range(1, _TRIES):
             damaged, self._damaged = self._damaged, []
             for label in damaged:
-                # The blob is in quarantine now, so its stage will be found to need a rerun, possibly only in the whole
-                # graph.
+                # The blob is in quarantine now, so its stage runs again, possibly only in the whole graph.
                 self._jobs[label] = self._jobs[label].again()
                 self._run_alone(label, rebuild=False)
         for label in self._damaged:
-            self._end(label, StoreError(_DAMAGED, advice=_DAMAGED_ADVICE))
+            advice = "Check the disk, or choose another cache folder with --cache-dir."
+            self._end(label, StoreError("What was made is damaged in the cache again and again.", advice=advice))
         # Also after an error: stages that ran have results, and only this run offers them for upload.
         self._store.settle()
         # After the run: during it, trimming the cache could not remove anything that the run made.
