@@ -262,7 +262,7 @@ def test_other_stages_run_during_package_import_and_all_can_be_stopped(
 ) -> None:
     fifo = tmp_path / "importing"
     os.mkfifo(fifo)
-    (tmp_path / "imported_by_fork.py").write_text(f"open({str(fifo)!r}, 'w').close()\nimport time\ntime.sleep(999)\n")
+    (tmp_path / "imported_by_fork.py").write_text(f"open({str(fifo)!r}, 'w').close()\nimport signal\nsignal.pause()\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with ThreadPoolExecutor() as pool:
         running = pool.submit(run_work, "write", toolchain={"plugin": "1"})
@@ -286,7 +286,7 @@ def test_workers_are_forks_of_server_started_ahead(run_work: RunWork, executor: 
 def test_server_started_ahead_ends_at_once_if_no_stage_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fifo = tmp_path / "importing"
     os.mkfifo(fifo)
-    (tmp_path / "imported_ahead.py").write_text(f"open({str(fifo)!r}, 'w').close()\nimport time\ntime.sleep(999)\n")
+    (tmp_path / "imported_ahead.py").write_text(f"open({str(fifo)!r}, 'w').close()\nimport signal\nsignal.pause()\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     executor = LocalExecutor(["imported_ahead"])
     executor.start_ahead()
